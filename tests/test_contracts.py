@@ -29,15 +29,7 @@ def test_operation(name):
     check_operation(operations[name]())
 
 
-SIZES: dict[str, object] = {
-    "window": 5,
-    "num_sinks": 2,
-    "dense": 4,
-    "span": 8,
-    "block": 4,
-    "blocks": 2,
-    "stride": 2,
-}
+SIZES: dict[str, object] = {"window": 5, "num_sinks": 2, "dense": 4, "span": 8, "block": 4, "blocks": 2, "stride": 2}
 """Settings of policies with large defaults, made small; tests/policies has more of them."""
 
 
@@ -79,14 +71,7 @@ class Mass(Probe):
     def row(self, key):
         module, layer, head = key
         value, count = self.sums[key] / self.counts[key], self.counts[key]
-        return {
-            "metric": self.metrics[0],
-            "value": value,
-            "count": count,
-            "module": module,
-            "layer": layer,
-            "head": head,
-        }
+        return {"metric": self.metrics[0], "value": value, "count": count, "module": module, "layer": layer, "head": head}
 
     def rows(self):
         return iter([self.row(key) for key in self.sums])
@@ -217,10 +202,7 @@ class CountsPadding(Mass):
         (NotANumber, "check 'rows': expected a number in [0.0, 1.0] for mass, got nan"),
         (NoCount, "check 'rows': expected a count of at least 1 for mass, got 0"),
         (ColumnOutsideTheSchema, "check 'rows': rows have columns that the schema does not have: channel"),
-        (
-            PositionThatIsNoWholeNumber,
-            "check 'rows': expected a whole number, or nothing, as query_position of mass, got 1.0",
-        ),
+        (PositionThatIsNoWholeNumber, "check 'rows': expected a whole number, or nothing, as query_position of mass, got 1.0"),
         (TwoRowsForOnePlace, "check 'rows': expected one row for each place, got two for metric mass, "),
         (CountsBatches, "check 'batch size (llama)': expected "),
         (KeepsItsOwn, "check 'split and merge (llama)': expected "),
@@ -386,10 +368,7 @@ class CountsTheCache(Broken):
         (WrongGradient, "check 'gradient': Jacobian mismatch"),
         (ForgetsTheGradientOfItsLogit, "check 'gradient': Jacobian mismatch"),
         (CountsNothingTwice, "check 'row sums': expected weights and null mass that sum to one, got a row that is off by "),
-        (
-            OverflowsWithALargeLogit,
-            "check 'hidden keys': expected weights of exactly 0 on hidden keys, got a weight of nan",
-        ),
+        (OverflowsWithALargeLogit, "check 'hidden keys': expected weights of exactly 0 on hidden keys, got a weight of nan"),
         (HalfPrecisionParameter, "check 'parameters': expected finite float32 numbers for 'logit', got torch.bfloat16"),
         (LooksAhead, "check 'causality': expected outputs before a changed token bit-equal"),
         (MixesUpGroups, "check 'grouped queries': expected outputs with repeated keys and values"),

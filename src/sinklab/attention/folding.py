@@ -17,7 +17,7 @@ from transformers import Cache
 
 from sinklab.attention.operation import HeadShape, Inputs, Operation, OperationState
 from sinklab.attention.paths.table import compute
-from sinklab.attention.visibility import Visibility
+from sinklab.attention.visibility import Everything, Visibility
 from sinklab.errors import UnsupportedModelError
 
 __all__ = ["Hidden", "Source", "attend", "find_source", "hidden_keys", "watch"]
@@ -41,11 +41,12 @@ class Source:
     def __str__(self) -> str:
         return f"{self.module}:{self.layout}:{self.start}:{self.step}"
 
-    @classmethod
-    def of(cls, written: str) -> Source:
+    @staticmethod
+    @functools.cache
+    def of(written: str) -> Source:
         """From what :meth:`__str__` gives."""
         module, layout, start, step = written.split(":")
-        return cls(module, layout, int(start), int(step))
+        return Source(module, layout, int(start), int(step))
 
     def read(self, output: Tensor, heads: int, size: int) -> Tensor:
         """A view ``(batch, heads, tokens, size)`` of the output."""
@@ -70,6 +71,7 @@ def find_source(received: Tensor, outputs: dict[str, Tensor]) -> str | None:
     """
     batch, heads, tokens, size = received.shape
     norms, last = received.float().norm(dim=-1), None
+    rounding = max(1e-3, 4 * torch.finfo(received.dtype).eps)
     for name, output in outputs.items():
         candidates: list[Source] = []
         if output.shape == (batch, tokens, heads, size):
@@ -84,32 +86,40 @@ def find_source(received: Tensor, outputs: dict[str, Tensor]) -> str | None:
             found = source.read(output, heads, size)
             own = found.float().norm(dim=-1)
             factor = norms.sum() / own.sum().clamp_min(1e-30)  # YaRN lengthens all by one number
-            if torch.allclose(norms, factor * own, rtol=1e-3, atol=1e-5 * float(norms.mean())):
+            if torch.allclose(norms, factor * own, rtol=rounding, atol=1e-5 * float(norms.mean())):
                 last = str(source)
     return last
 
 
 def watch(module: nn.Module, state: OperationState) -> None:
     """Let an attention module mark the keys of its sinks and keep its queries; hooks go with copies, and pickle."""
-    shape = state.shape
-    if shape.folded == ():
-        return
-    module.register_forward_pre_hook(functools.partial(_begin, state), with_kwargs=True)
-    module.register_forward_hook(functools.partial(_end, state), always_call=True)
-    for written, hook in ((shape.queries_from, _keep_queries), (shape.keys_from, _mark_keys)):
-        if written:
-            source = Source.of(written)
-            module.get_submodule(source.module).register_forward_hook(functools.partial(hook, state, source))
+    if state.shape.folded != ():
+        module.register_forward_pre_hook(functools.partial(_begin, state), with_kwargs=True)
+
+
+def _follow_parts(state: OperationState, module: nn.Module) -> None:
+    """Hook the parts that make queries and keys, again where one was replaced (by a quantised one, by an adapter's)."""
+    for written, hook in ((state.shape.queries_from, _keep_queries), (state.shape.keys_from, _mark_keys)):
+        source = Source.of(written)
+        part = module.get_submodule(source.module)
+        if state.parts.get(hook.__name__) is not part:
+            part.register_forward_hook(functools.partial(hook, state, source))
+            state.parts[hook.__name__] = part
 
 
 def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Note which of the tokens that enter are sinks, ``(batch, tokens)``; nothing where the text began before."""
+    if state.shape.keys_from:
+        _follow_parts(state, module)
     hidden = args[0] if args else kwargs["hidden_states"]
     given = (*args, *kwargs.values())
-    mask = next((one for one in given if isinstance(one, Tensor) and one.dtype == torch.bool and one.ndim == 4), None)
+    mask = next((one for one in given if isinstance(one, Tensor) and one.ndim == 4 and one.dtype == torch.bool), None)
     starts = _starts(module, hidden, mask, given)
+    if starts is None:
+        state.sinks = None
+        return
     positions = state.operation.positions  # type: ignore[attr-defined]
-    state.sinks = None if starts is None else _shifted(starts, positions)
+    state.sinks = starts if positions == (0,) else _shifted(starts, positions)
     state.first_only = mask is None and positions == (0,)
 
 
@@ -139,10 +149,6 @@ def _shifted(starts: Tensor, positions: Iterable[int]) -> Tensor:
     return sinks
 
 
-def _end(state: OperationState, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-    state.unrotated = state.sinks = None  # queries would keep the graph of the whole forward alive until the next one
-
-
 def _keep_queries(state: OperationState, source: Source, module: nn.Module, args: tuple[object, ...], output: Tensor) -> None:
     state.unrotated = source.read(output, state.shape.num_heads, state.shape.head_dim)
 
@@ -170,6 +176,9 @@ class Hidden(Visibility):
 
     keys: Tensor
     sinks: Tensor | None
+
+    def unfolded(self) -> Visibility:
+        return Everything(self.keys.device)
 
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
         device = self.keys.device
@@ -217,7 +226,7 @@ def attend(
         if inputs.q_len == 1:
             return own, None
         rest, _ = compute(operation, _from_second(inputs, queries=True), path)
-        return torch.cat((own, rest), dim=2), None
+        return torch.cat((own.transpose(1, 2), rest.transpose(1, 2)), dim=1).transpose(1, 2), None  # copied once, as it goes on
     if plain and inputs.q_len == 1 and inputs.queries.device.type == "cpu" and state.sinks is None:
         zero = inputs.keys[:, 0, 0].eq(0).all(-1)
         if bool(zero.all()):

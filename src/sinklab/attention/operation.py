@@ -373,6 +373,7 @@ class OperationState(nn.Module):
         self.unrotated: Tensor | None = None
         self.sinks: Tensor | None = None
         self.first_only = False
+        self.parts: dict[str, nn.Module] = {}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

@@ -7,17 +7,15 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from sinklab.attention.operation import HeadShape, State
 from sinklab.errors import ConfigurationError
+from sinklab.operations._bias import NO_SCORE
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["NO_SCORE", "FoldedSink"]
-
-NO_SCORE = -1e4
-"""Constant of a head that has no null score: the null mass is exactly 0 beside any score of a real key, and it is a number of
-every dtype."""
+__all__ = ["FoldedSink"]
 
 
 @operations.register("folded_sink")
@@ -66,7 +64,11 @@ class FoldedSink(Softmax):
             return None
         unrotated, key = state.get("unrotated", queries), state["key"]
         dtype = torch.promote_types(unrotated.dtype, torch.float32)
-        scores = torch.matmul(unrotated.to(dtype), key.to(dtype)[..., None])[..., 0] + state["constant"].to(dtype)[:, None]
+        if unrotated.shape[2] == 1:
+            product = (unrotated.to(dtype) * key[:, None].to(dtype)).sum(-1)
+        else:  # heads lie beside each other: one product with a block for each head reads them where they are
+            product = linear(unrotated.transpose(1, 2).flatten(2).to(dtype), torch.block_diag(*key.to(dtype))).transpose(1, 2)
+        scores = product + state["constant"].to(dtype)[:, None]
         return scores if "sinks" not in state else scores.masked_fill(state["sinks"][:, None], NO_SCORE)
 
     def null_value(self, state: State) -> Tensor | None:

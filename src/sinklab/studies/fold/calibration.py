@@ -19,7 +19,7 @@ from sinklab.attention.anatomy import on_seam_modules
 from sinklab.attention.folding import Source
 from sinklab.attention.operation import HeadShape, repeat_groups
 from sinklab.corpora.samples import Samples
-from sinklab.operations.folded_sink import NO_SCORE
+from sinklab.operations._bias import NO_SCORE
 from sinklab.results.progress import Progress
 from sinklab.studies.measure.probing import forward_arguments
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import (
+    SEQ_LEN,
     Bos,
     CorpusOfModel,
     Doc,
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
     from sinklab.models.loading import LoadedModel
 
-__all__ = ["Folded", "fold_sinks"]
+__all__ = ["FoldResult", "fold_sinks"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Folded(Result):
+class FoldResult(Result):
     """A result with the model that was made.
 
     Attributes:
@@ -55,7 +56,7 @@ def fold_sinks(
     bos: Bos = "auto",
     loading: Loading = Loading(),
     output: Output = Output(),
-) -> Folded:
+) -> FoldResult:
     """Make the sinks of a trained model explicit: constants in the place of the tokens on which its heads rest.
 
     Every head that rests on a token at a fixed position is given a score for nothing, linear in its query before rotation, and
@@ -68,8 +69,8 @@ def fold_sinks(
         samples: Texts for the constants, and as many others to judge them by.
         margin: Nats by which the loss may change; layers that cost more are left as they are.
         silence: Also set the neurons to zero that make the token stand out, where that costs no more than the margin.
-        out: Directory for the folded model, which sinklab.load_model reads, with report.html, summary.json, table.parquet and
-            run.json; none by default.
+        out: Directory for the folded model, which sinklab.load_model reads, with constants.safetensors, report.html,
+            summary.json, table.parquet and run.json; none by default.
 
     In Python:
         ``result.loaded`` is the folded model; a model of transformers that was given is changed in place.
@@ -82,18 +83,22 @@ def fold_sinks(
         sinklab fold ORG/MODEL --corpus notes.txt --held-out letters.txt --silence --out build/folded
         sinklab fold ./my-checkpoint --seq-len 512 --samples 32 --json
     """
+    from safetensors.torch import save_file
+
     from sinklab.attention.maps import token_text
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
+    from sinklab.corpora.samples import Samples as Shown
     from sinklab.models.attach import save_model
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
-    from sinklab.results.record import to_json
+    from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
     from sinklab.studies.fold.found import fold_rows
-    from sinklab.studies.fold.measurement import fold, require_foldable
+    from sinklab.studies.fold.measurement import constants_of, fold, require_foldable
     from sinklab.studies.fold.show import blocks, write_page
     from sinklab.studies.measure.probing import require_length, require_one_place, uses_bos
+    from sinklab.studies.origin.measurement import birth_neurons
 
     settings = {
         "held_out": None if held_out == AUTO else str(held_out), "seq_len": seq_len, "samples": samples, "margin": margin,
@@ -122,20 +127,17 @@ def fold_sinks(
             judged = draw_samples(loaded, other, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         run.progress("looking for sinks", 0, 1)
         tokenizer = loaded.tokenizer
+        starts = calibration
+        if calibration.kind == "text":  # where sinks are, and where they are born, shows in the first tokens
+            starts = Shown({name: tensor[:, :SEQ_LEN] for name, tensor in calibration.arguments.items()})
         sinks = find_sinks(
-            loaded.model, calibration.on(loaded.device, loaded.dtype), threshold=threshold, names=calibration.names,
+            loaded.model, starts.on(loaded.device, loaded.dtype), threshold=threshold, names=calibration.names,
             together=calibration.together, corpus=text.label, bos=int(with_bos),
             decode=None if tokenizer is None else lambda token: token_text(tokenizer, token),
         )  # fmt: skip
         run.progress("looking for sinks", 1, 1)
-        origins = None
-        if silence and sinks.sinks:
-            from sinklab.studies.origin.measurement import locate_origins
-
-            origins, _ = locate_origins(
-                loaded.model, calibration.take(slice(0, 4)), sinks, controls=1, seed=seed, progress=run.progress
-            )  # fmt: skip
-        folded, found = fold(loaded.model, calibration, judged, sinks, margin=margin, origins=origins, progress=run.progress)
+        neurons = birth_neurons(loaded.model, starts.take(slice(0, 4)), sinks) if silence else []
+        folded, found = fold(loaded.model, calibration, judged, sinks, margin=margin, neurons=neurons, progress=run.progress)
         made = dataclasses.replace(loaded, model=folded, operation="folded_sink" if found.positions else loaded.operation)
         facts = {"model": loaded.name, "revision": loaded.revision, "operation": made.operation}
         constants = {"corpus": (other or text).label, "bos": int(with_bos)}
@@ -143,6 +145,7 @@ def fold_sinks(
         def files(folder: Path) -> None:
             if found.positions:
                 save_model(folded, folder, tokenizer)
+                save_file(constants_of(folded), folder / "constants.safetensors")
 
         result = run.finish(
             summary={**facts, **constants, "sinks": sinks.to_dict(), **to_json(found)},
@@ -156,4 +159,4 @@ def fold_sinks(
             corpus=corpus_record(text),
             token_sha256=drawn.sha256,
         )
-        return Folded(**{field.name: getattr(result, field.name) for field in dataclasses.fields(Result)}, loaded=made)
+        return FoldResult(**{field.name: getattr(result, field.name) for field in dataclasses.fields(Result)}, loaded=made)

@@ -26,8 +26,8 @@ SINK_WEIGHT = Metric("fold_sink_weight", "weight", "Mean over the same queries o
 FOLD_LOSS = Metric(
     "fold_loss_change",
     "nats",
-    "Mean over held-out texts of the change of their mean loss, behind the sinks, where these are hidden and what the row names stands "
-    "in their place.",
+    "Mean over held-out texts of the change of their mean loss, behind the sinks, where these are hidden and what the row "
+    "names stands in their place.",
 )
 
 

@@ -7,28 +7,33 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from sinklab.attention.operation import ATTRIBUTE, HeadShape
+from sinklab.attention.anatomy import on_seam_modules
+from sinklab.attention.modules import input_device
+from sinklab.attention.operation import ATTRIBUTE, HeadShape, OperationState
 from sinklab.corpora.samples import Samples
 from sinklab.errors import InputError, UnsupportedModelError
 from sinklab.models.attach import CONFIG_FIELD, attach_folded, head_shapes, recorded_heads
 from sinklab.models.losses import is_two_sided, loss_kind
 from sinklab.operations.folded_sink import FoldedSink
+from sinklab.results.blocks import counted
 from sinklab.results.intervals import mean_over_items
-from sinklab.results.naming import counted
 from sinklab.results.progress import Progress, plan
 from sinklab.sinks import Sinks
 from sinklab.studies.fold.calibration import Fit, Residuals, calibrate, check_fits, parameters_of
 from sinklab.studies.fold.found import FoldedHead, Folding, Form, Silenced
 from sinklab.studies.measure.probing import forward_arguments, sample_losses, tokens_at_once
-from sinklab.studies.origin.found import Origins
 
-__all__ = ["fold", "foldable_positions", "require_foldable"]
+__all__ = ["constants_of", "fold", "foldable_positions", "require_foldable"]
+
+Births: TypeAlias = Sequence[tuple[str, list[int]]]
+"""Linear maps by name, and the neurons by which each writes a sink."""
 
 RESTS = 10.0
 """Percent of texts in which a head must sink to rest there: as in the count of sinking heads."""
@@ -93,7 +98,7 @@ def fold(
     sinks: Sinks,
     *,
     margin: float,
-    origins: Origins | None,
+    neurons: Births,
     progress: Progress,
 ) -> tuple[PreTrainedModel, Folding]:
     """Fold the sinks of a model; in place, but for a :class:`~sinklab.models.language_model.SinkLM`, which is built anew.
@@ -103,7 +108,7 @@ def fold(
         sinks: that were found on the former.
         margin: change of the loss in nats up to which a fold is taken; of one that costs more, layers are left as they are,
             those with the largest errors first.
-        origins: where the sinks are born, if the neurons that write them shall be silenced too.
+        neurons: that write the sinks (:func:`~sinklab.studies.origin.measurement.birth_neurons`), to be silenced too.
     """
     positions, notes = foldable_positions(sinks)
     length = calibration.positions or 0
@@ -116,7 +121,7 @@ def fold(
         raise InputError(
             f"texts of {length} tokens hold hardly a query behind position {positions[-1]}; give a larger `seq_len`"
         )
-    shapes = head_shapes(model, calibration.take(slice(0, 1)).arguments, sources=True)
+    shapes = head_shapes(model, calibration.take(slice(0, 1)).on(input_device(model), model.dtype), sources=True)
     size = max(1, min(8, tokens_at_once(model) // max(length, 1)))
     judged = loss_kind(model) is not None
     plan(
@@ -153,8 +158,8 @@ def fold(
     forms = [dataclasses.replace(form, chosen=form.name == which.name) for form in forms]
     forms.append(_form(_Chosen("nothing", "–", "–", True, True), plain, losses["nothing"], behind))
     silenced = list[Silenced]()
-    if origins is not None and judged:
-        silenced = _silence(model, samples, losses[which.name], origins, margin, behind)
+    if judged:
+        silenced = _silence(model, samples, losses[which.name], neurons, margin, behind)
     with _largest_inputs(model) as largest:
         model(**forward_arguments(model, samples.take(slice(0, size)), full_logits=False))
     inputs["folded" if not any(one.kept for one in silenced) else "folded, neurons silent"] = max(largest.values(), default=0.0)
@@ -168,6 +173,17 @@ def fold(
         places, curves, inputs, notes,
     )  # fmt: skip
     return model, found
+
+
+def constants_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The constants of a folded model by ``<attention module>.<parameter>``, of the layers that are folded."""
+    states = {name: getattr(module, ATTRIBUTE, None) for name, module in on_seam_modules(model).items()}
+    return {
+        f"{name}.{key}": value.detach().contiguous()
+        for name, state in states.items()
+        if isinstance(state, OperationState) and state.shape.folded != ()
+        for key, value in state.named_parameters()
+    }
 
 
 def _choose(
@@ -277,45 +293,42 @@ def _within(
 
 
 def _silence(
-    model: PreTrainedModel, samples: Samples, before: Tensor, origins: Origins, margin: float, behind: int
+    model: PreTrainedModel, samples: Samples, before: Tensor, neurons: Births, margin: float, behind: int
 ) -> list[Silenced]:
     """Set the neurons that write a sink to zero, birth by birth, and keep what costs no more than the margin."""
     silenced = []
-    for origin in origins.origins:
-        if origin.unit_kind != "neuron" or not origin.module:
-            continue
-        units = [unit.unit for unit in origin.units]
-        maps = _maps_of(model.get_submodule(origin.module), units)
-        saved = [tensor.detach().clone() for tensor, _ in maps]
-        with torch.no_grad():
-            for tensor, dim in maps:
-                tensor.index_fill_(dim, torch.tensor(units, device=tensor.device), 0.0)
+    for path, units in neurons:
+        saved = [(tensor, tensor.clone()) for tensor in _made_zero(model, path, units)]
         losses = sample_losses(model, samples.scored or samples).double()
         change = mean_over_items((losses - before)[:, behind:].nanmean(1).numpy())
         kept = abs(change.mean) <= margin
         if kept:
             before = losses
         else:
-            with torch.no_grad():
-                for (tensor, _), old in zip(maps, saved, strict=True):
-                    tensor.copy_(old)
-        silenced.append(Silenced(origin.module, units, change, kept))
+            for tensor, old in saved:
+                tensor.copy_(old)
+        silenced.append(Silenced(path, units, change, kept))
     return silenced
 
 
-def _maps_of(mlp: nn.Module, units: Sequence[int]) -> list[tuple[Tensor, int]]:
-    """Weights of a feed-forward module with an axis of neurons: what makes them (rows, biases), what they write (columns)."""
-    linears = [part for part in mlp.modules() if isinstance(part, nn.Linear)] or [mlp]
-    down = min(linears, key=lambda part: part.weight.shape[0])  # type: ignore[operator, union-attr]
-    neurons = down.weight.shape[1]
-    assert isinstance(down.weight, Tensor)
-    found: list[tuple[Tensor, int]] = [(down.weight.data, 1)]
-    for part in linears:
-        if part is not down and isinstance(part.weight, Tensor) and part.weight.shape[0] == neurons:
-            found.append((part.weight.data, 0))
-            if isinstance(part.bias, Tensor):
-                found.append((part.bias.data, 0))
-    return found
+def _made_zero(model: PreTrainedModel, path: str, units: Sequence[int]) -> Iterator[Tensor]:
+    """Set neurons to zero for all tokens, in the linear map of that name, by which they write, and in those beside it that make
+    them; each parameter is given before it is changed."""
+    parent = model.get_submodule(path.rpartition(".")[0])
+    by, index = model.get_submodule(path), torch.tensor(units, device=model.device)
+
+    def weight(part: nn.Module) -> Tensor:
+        values = part.weight
+        assert isinstance(values, Tensor)
+        return values.data.T if isinstance(part, Conv1D) else values.data
+
+    maps = [part for part in parent.modules() if isinstance(part, (nn.Linear, Conv1D)) and part is not by]
+    made_by = [part for part in maps if weight(part).shape == weight(by).T.shape]
+    changed = [(weight(by), 1), *((weight(part), 0) for part in made_by)]
+    changed += [(part.bias.data, 0) for part in made_by if part.bias is not None]
+    for values, axis in changed:
+        yield values
+        values.index_fill_(axis, index, 0.0)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap, Say, interval, number
-from sinklab.results.record import from_json
+from sinklab.results.sections import from_json
 from sinklab.studies.fold.found import Folding
 
 __all__ = ["LEAD", "TITLE", "blocks", "show", "write_page"]

@@ -16,19 +16,28 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
 from sinklab.models.losses import guess_warning, is_two_sided
 from sinklab.models.positions import length_warnings
+from sinklab.results.blocks import head_numbering
 from sinklab.results.intervals import Interval, function_over_items, mean_over_items
 from sinklab.results.metric import Row
-from sinklab.results.naming import head_numbering
 from sinklab.results.progress import Progress, plan, silent
-from sinklab.results.record import to_json
-from sinklab.results.sections import Context
+from sinklab.results.sections import Context, to_json
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments
-from sinklab.studies.origin.ablation import MODES, Edit, Measured, clean_losses, new_values, read_columns, run_edits
-from sinklab.studies.origin.decomposition import Decomposition, Writer, decompose, writer_of
-from sinklab.studies.origin.found import Death, Edited, HeadWeight, Norms, Origin, Origins, origin_rows
-from sinklab.studies.origin.show import finding, story
+from sinklab.studies.origin.ablation import (
+    MODES,
+    Decomposition,
+    Edit,
+    Measured,
+    Writer,
+    clean_losses,
+    decompose,
+    new_values,
+    read_columns,
+    run_edits,
+    writer_of,
+)
+from sinklab.studies.origin.found import Death, Edited, HeadWeight, Norms, Origin, Origins, finding, origin_rows, story
 from sinklab.studies.origin.structure import Structure, Sublayer, find_structure
 from sinklab.studies.origin.tracing import (
     Birth,
@@ -41,8 +50,6 @@ from sinklab.studies.origin.tracing import (
     own_heads,
     spike_places,
 )
-
-__all__ = ["ROWS_AT_ONCE", "locate_origins", "origin_section", "require_settings"]
 
 PLACES = 8
 """Sinks that are followed at most, the strongest first."""
@@ -126,6 +133,27 @@ def locate_origins(
     text = (story(origins[: origins[0].births]) or origins[0].verdict) if origins else notes[0]
     found = Origins(total, growth.positions.shape[1], len(structure.blocks), mean_loss, controls, seed, origins, notes, text)
     return found, rows
+
+
+def birth_neurons(model: PreTrainedModel, samples: Samples, sinks: Sinks) -> list[tuple[str, list[int]]]:
+    """Of every birth of a sink at a fixed position that neurons write: the linear map that they write by, and their numbers.
+
+    Without edits, so in the time of some forwards; arguments and errors as of :func:`locate_origins`.
+    """
+    few, found = samples.take(slice(0, 2)), list[tuple[str, list[int]]]()
+    structure = find_structure(model, lambda: model(**forward_arguments(model, few, full_logits=False)))
+    growth = measure_growth(model, structure, samples, ROWS_AT_ONCE)
+    everywhere = OriginSetting(model, structure, samples, growth, growth.positions >= 0, ROWS_AT_ONCE, 1, 0, silent)
+    followed = [sink for sink in sinks.sinks if sink.kind in ("position", "group")]
+    setting = everywhere.without(Place(tuple(followed)))
+    for place, births in _groups(setting, followed[:PLACES], []):
+        at = setting.tokens_at(place)
+        for birth in births:
+            sublayer = structure.sublayers[birth.stage - 1] if birth.jumps and birth.stage else None
+            if sublayer is None or sublayer.kind != "mlp" or (writer := writer_of(model, sublayer, None)) is None:
+                continue
+            found.append((writer.path, [part.unit for part in decompose(setting, sublayer, writer, at).parts]))
+    return found
 
 
 def origin_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:

@@ -1,0 +1,218 @@
+"""Laws of a row of softmax attention: its least entropy (Zhai et al. 2023), and one token repeated (Gu et al. 2024)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sinklab.errors import InputError
+
+
+def entropy_bound(sigma: Tensor | float, length: Tensor | int) -> Tensor:
+    """Least entropy of ``softmax(s)`` over all rows ``s`` of ``length`` scores of norm at most ``sigma``.
+
+    Zhai et al. 2023 (arXiv 2303.06296), Theorem 3.1, with ``T = length`` and ``β = exp(-σ √(T/(T-1)))``::
+
+        ln(1 + (T-1) β) + σ √(T(T-1)) β / (1 + (T-1) β)
+
+    Attained by :func:`least_entropy_scores`; behaves like ``T σ exp(-σ)`` for large ``σ``. It falls with ``σ``, so that an
+    upper bound on the norm gives a lower bound on the entropy.
+
+    Args:
+        sigma: at least 0, of any shape.
+        length: keys that the query sees, at least 1; broadcastable to ``sigma``.
+
+    Returns:
+        float64, in nats, in ``[0, ln T]``; 0 for a single key.
+
+    Raises:
+        InputError: a negative or non-finite ``sigma``, or a length below 1.
+    """
+    norm = torch.as_tensor(sigma, dtype=torch.float64)
+    count = torch.as_tensor(length, device=norm.device).to(torch.float64)
+    if not bool(torch.isfinite(norm).all()) or bool((norm < 0).any()):
+        raise InputError("entropy_bound: sigma must be finite and at least 0: it is the norm of a row of scores")
+    if bool((count < 1).any()):
+        raise InputError(f"entropy_bound: length {int(count.min())} must be at least 1: the number of keys that the query sees")
+    others = count - 1
+    beta = torch.exp(-norm * torch.sqrt(count / others.clamp(min=1)))
+    bound = torch.log1p(others * beta) + norm * torch.sqrt(count * others) * beta / (1 + others * beta)
+    return torch.where(others > 0, bound, 0.0)
+
+
+def least_entropy_scores(sigma: float, length: int) -> Tensor:
+    """Scores of norm ``sigma`` whose softmax has the least entropy: one at ``σ √((T-1)/T)``, the others at ``-σ / √(T(T-1))``.
+
+    Returns:
+        float64 ``(length,)``; they sum to 0.
+
+    Raises:
+        InputError: a length below 2, for which there is no other score.
+    """
+    if length < 2:
+        raise InputError(
+            f"least_entropy_scores: length {length} must be at least 2: a single key has weight 1 whatever its score"
+        )
+    scores = torch.full((length,), -sigma / (length * (length - 1)) ** 0.5, dtype=torch.float64)
+    scores[0] = sigma * ((length - 1) / length) ** 0.5
+    return scores
+
+
+def row_entropy(scores: Tensor) -> Tensor:
+    """Entropy in nats of the softmax over the last dimension, float64; a score of minus infinity is a key that is not seen."""
+    logarithms = torch.log_softmax(scores.to(torch.float64), dim=-1)
+    weights = logarithms.exp()
+    return -torch.where(weights > 0, weights * logarithms, 0.0).sum(-1)
+
+
+def head_score_norm(
+    query_weight: Tensor,
+    key_weight: Tensor,
+    inputs: Tensor,
+    *,
+    scaling: float = 1.0,
+    positions: Literal["none", "rotary"] = "none",
+) -> Tensor:
+    """Upper bound ``σ`` on the norm of every row of scores of one head.
+
+    Without positions it is the theorem's ``σ = scaling · ‖W_Kᵀ W_Q‖₂ ‖X Xᵀ‖₂``. Rotary positions rotate each key by itself, so
+    that neither the product of the maps nor the spectral norm of ``X`` says anything about a row; what is left is
+    ``scaling · ‖W_Q‖₂ ‖W_K‖₂ ‖X‖_F max |x|``.
+
+    Args:
+        query_weight, key_weight: ``(head_dim, hidden_size)``, the head's rows of the projections, which must have no bias.
+        inputs: ``X``, what enters the attention layer (behind its norm), ``(..., seq_len, hidden_size)``.
+        scaling: factor on the scores, positive.
+
+    Returns:
+        float64 ``(...)``.
+
+    Raises:
+        InputError: shapes that do not fit, or values that are not finite.
+    """
+    hidden = inputs.shape[-1]
+    for name, weight in (("query_weight", query_weight), ("key_weight", key_weight)):
+        if weight.ndim != 2 or weight.shape[1] != hidden:
+            raise InputError(
+                f"{name} has shape {tuple(weight.shape)}, expected (head_dim, {hidden}): the rows of one head, for inputs of "
+                f"width {hidden}"
+            )
+    query, key, states = (tensor.detach().to(torch.float64) for tensor in (query_weight, key_weight, inputs))
+    for name, tensor in (("query_weight", query), ("key_weight", key), ("inputs", states)):
+        if not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"{name} has values that are not finite; no bound follows from them")
+    if positions == "rotary":
+        maps = torch.linalg.matrix_norm(query, 2) * torch.linalg.matrix_norm(key, 2)
+        return scaling * maps * torch.linalg.matrix_norm(states) * states.norm(dim=-1).amax(-1)
+    # ‖W_Kᵀ W_Q‖ = ‖R_K R_Qᵀ‖ for Wᵀ = Q R with orthonormal Q: a problem of the head's size and not of the model's.
+    product = torch.linalg.qr(key.T, mode="r").R @ torch.linalg.qr(query.T, mode="r").R.T
+    return scaling * torch.linalg.matrix_norm(product, 2) * torch.linalg.matrix_norm(states, 2) ** 2
+
+
+def head_entropy_bound(
+    query_weight: Tensor,
+    key_weight: Tensor,
+    inputs: Tensor,
+    *,
+    scaling: float = 1.0,
+    positions: Literal["none", "rotary"] = "none",
+    causal: bool = True,
+) -> Tensor:
+    """Least entropy of every row of a head, from its weights and its inputs; see :func:`head_score_norm`.
+
+    A causal row of ``t`` keys is a row of the theorem with ``T = t``: its scores are part of those that ``σ`` bounds.
+
+    Returns:
+        float64 ``(..., seq_len)``, in nats. For heads of real models it is often near 0: the spectral norms allow far more
+        than the head does.
+    """
+    sigma = head_score_norm(query_weight, key_weight, inputs, scaling=scaling, positions=positions)
+    length = inputs.shape[-2]
+    lengths = torch.arange(1, length + 1) if causal else torch.full((length,), length)
+    return entropy_bound(sigma[..., None], lengths.to(sigma.device))
+
+
+def uniform_weights(length: int) -> Tensor:
+    """Without positions: ``A[t, i] = 1/t`` for the ``t`` keys that query ``t`` sees; float64 ``(length, length)``."""
+    return relative_weights(torch.zeros(_positive(length), dtype=torch.float64))
+
+
+def relative_weights(bias: Tensor) -> Tensor:
+    """With a score ``g(d)`` for distance ``d``: ``A[t, i] = exp g(t-i) / Σ_j exp g(t-j)``.
+
+    It also serves rotary positions, under which copies of one token have scores ``g(d) = q · R_d k``. The first key is the
+    farthest; its weight is at most ``1/t`` where ``g`` does not grow with the distance, and at least ``1/t`` where it does not
+    fall.
+
+    Args:
+        bias: ``g(0), g(1), …``, ``(..., length)``.
+
+    Returns:
+        float64 ``(..., length, length)``, 0 above the diagonal.
+
+    Raises:
+        InputError: no distance, or a bias that is not finite.
+    """
+    length = _positive(bias.shape[-1])
+    if not bool(torch.isfinite(bias).all()):
+        raise InputError("relative_weights: the bias has values that are not finite")
+    index = torch.arange(length, device=bias.device)
+    distance = index[:, None] - index
+    scores = bias.to(torch.float64)[..., distance.clamp(min=0)].masked_fill(distance < 0, float("-inf"))
+    return torch.softmax(scores, dim=-1)
+
+
+def alibi_weights(slope: Tensor | float, length: int) -> Tensor:
+    """With ALiBi (``g(d) = -m d``): ``A[t, i] = exp(-m (t-i)) (1 - exp(-m)) / (1 - exp(-m t))``, a geometric series.
+
+    The first key has less than ``1/t`` for every ``t > 1``, and exponentially little for far queries.
+
+    Args:
+        slope: ``m``, positive; any shape.
+
+    Returns:
+        float64 ``(..., length, length)``, 0 above the diagonal.
+
+    Raises:
+        InputError: a slope that is not positive: without slope there is no series to sum, and the weights are uniform.
+    """
+    slopes = torch.as_tensor(slope, dtype=torch.float64)[..., None, None]
+    if not bool((slopes > 0).all()):
+        raise InputError("alibi_weights: slopes must be positive; for 0 use uniform_weights")
+    index = torch.arange(_positive(length), device=slopes.device)
+    distance = index[:, None] - index
+    # expm1 keeps the digits of small slopes.
+    weights = torch.exp(-slopes * distance) * torch.expm1(-slopes) / torch.expm1(-slopes * (index[:, None] + 1))
+    return weights.masked_fill(distance < 0, 0.0)
+
+
+def rotary_bounds(norms: Tensor | float, length: int) -> tuple[Tensor, Tensor]:
+    """With rotary positions every weight of a row of ``t`` keys lies between these, and both tend to 0 as ``t`` grows::
+
+        1 / (1 + (t-1) e^{2ξ})  ≤  A[t, i]  ≤  e^{2ξ} / (e^{2ξ} + t-1)
+
+    since rotations keep norms and so every score lies in ``[-ξ, ξ]``. The upper one is the paper's.
+
+    Args:
+        norms: ``ξ``, an upper bound on ``|q| |k| · scaling``; at least 0, any shape.
+
+    Returns:
+        Lower and upper bound, float64 ``(..., length)``: by query, whichever the key.
+
+    Raises:
+        InputError: a negative or non-finite norm.
+    """
+    reach = torch.as_tensor(norms, dtype=torch.float64)[..., None]
+    if not bool(torch.isfinite(reach).all()) or bool((reach < 0).any()):
+        raise InputError("rotary_bounds: norms must be finite and at least 0: products of the norms of queries and keys")
+    # ln 0 for a single key: both bounds are then 1.
+    others = torch.log(torch.arange(_positive(length), dtype=torch.float64, device=reach.device))
+    return torch.sigmoid(-2 * reach - others), torch.sigmoid(2 * reach - others)
+
+
+def _positive(length: int) -> int:
+    if length < 1:
+        raise InputError(f"length {length} must be at least 1")
+    return length

@@ -1,0 +1,314 @@
+"""The trigger task and its bound: the task token by token, counters, constructions, and what a search cannot beat."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinklab.errors import ConfigurationError, InputError
+from sinklab.studies.theory.trigger_bounds import (
+    TriggerHeads,
+    cancelling_solution,
+    counter_of,
+    least_bos_weight,
+    relu_solution,
+    softmax_solution,
+    trigger_batch,
+)
+
+
+def draw(batch=64, length=7, width=6, seed=0, **options):
+    return trigger_batch(batch, length, width, torch.Generator().manual_seed(seed), dtype=torch.float64, **options)
+
+
+@given(
+    st.integers(1, 9), st.integers(4, 12), st.integers(4, 12), st.sampled_from(["including", "preceding"]), st.integers(0, 999)
+)
+@settings(max_examples=60, deadline=None)
+def test_layout_and_targets_token_by_token(batch, length, width, target, seed):
+    drawn = draw(batch, length, width, seed, target=target)
+    for row in range(batch):
+        tokens, j = drawn.inputs[row], int(drawn.positions[row])
+        assert 2 <= j < length
+        for index in range(length):
+            marks = [float(tokens[index, coordinate]) for coordinate in (0, 1, width - 1)]
+            assert marks == ([1, 0, 0] if index == 0 else [0, 1, 0] if index == j else [0, 0, 1])
+            middle = tokens[index, 2 : width - 1]
+            assert (middle == 0).all() if index == 0 else ((middle.abs() < 1) & (middle != 0)).all()
+            expected = torch.zeros(width, dtype=torch.float64)
+            if index == j:
+                expected = tokens[1 : j + 1 if target == "including" else j].mean(0)
+            torch.testing.assert_close(drawn.targets[row, index], expected, rtol=0, atol=1e-12)
+    assert drawn.is_trigger.sum().item() == batch
+    assert (drawn.is_trigger.int().argmax(1) == drawn.positions[:, 0]).all()
+
+
+@given(st.integers(5, 12), st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_one_of_several_triggers_averages_all_tokens_up_to_it(length, data):
+    triggers = data.draw(st.integers(2, length - 3))
+    position = data.draw(st.one_of(st.none(), st.integers(2, length - 1)))
+    target = data.draw(st.sampled_from(["including", "preceding"]))
+    drawn = draw(8, length, 6, data.draw(st.integers(0, 999)), triggers=triggers, position=position, target=target)
+    assert drawn.positions.shape == (8, triggers)
+    for tokens, targets, places in zip(drawn.inputs, drawn.targets, drawn.positions.tolist(), strict=True):
+        assert places == sorted(set(places))
+        assert min(places) >= 2
+        assert max(places) < length
+        assert position is None or position in places
+        assert tokens[:, 1].nonzero()[:, 0].tolist() == places
+        assert (tokens[1:, 1] + tokens[1:, -1] == 1).all()  # what the bound counts
+        for index in range(length):
+            last = index + 1 if target == "including" else index
+            expected = tokens[1:last].mean(0) if index in places else torch.zeros(6, dtype=torch.float64)
+            torch.testing.assert_close(targets[index], expected, rtol=0, atol=1e-12)
+
+
+def test_several_triggers_are_uniform_over_the_places():
+    counts = torch.bincount(draw(20_000, length=8, triggers=3).positions.flatten(), minlength=8)
+    assert counts[:2].tolist() == [0, 0]
+    # Each of six places has a trigger in half of the sequences: standard deviation 71, five of them.
+    assert (counts[2:] - 10_000).abs().max() < 355
+
+
+def test_position_is_uniform_from_the_third_token_on():
+    counts = torch.bincount(draw(50_000).positions[:, 0], minlength=7)
+    assert counts[:2].tolist() == [0, 0]
+    # Five positions of mean 10,000 and standard deviation 89: five deviations.
+    assert (counts[2:] - 10_000).abs().max() < 450
+
+
+def test_content_is_uniform():
+    content = draw(20_000).inputs[:, 1:, 2:5].flatten()
+    # Mean 0, variance 1/3, fourth moment 1/5; standard errors over 360,000 numbers are 1e-3, 5e-4, 5e-4.
+    for power, moment in ((1, 0.0), (2, 1 / 3), (4, 1 / 5)):
+        assert (content**power).mean().item() == pytest.approx(moment, abs=5e-3)
+
+
+def test_same_generator_same_batch_and_a_fixed_position():
+    one, two = draw(), draw()
+    assert torch.equal(one.inputs, two.inputs)
+    assert torch.equal(one.targets, two.targets)
+    assert draw(position=6).positions.tolist() == [[6]] * 64
+    assert trigger_batch(2, 4, 4).inputs.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"batch": 0}, "batch 0 must be at least 1"),
+        ({"length": 3}, "length 3 must be at least 4"),
+        ({"width": 3}, "width 3 must be at least 4"),
+        ({"position": 1}, r"position 1 must be in 2 … 6, counted from 0"),
+        ({"position": 7}, r"position 7 must be in 2 … 6"),
+        ({"triggers": 0}, "0 triggers in 7 tokens; expected 1 … 4"),
+        ({"triggers": 5}, "5 triggers in 7 tokens; expected 1 … 4: BOS and a content token come first"),
+        ({"target": "following"}, "target 'following' must be one of including, preceding"),
+    ],
+)
+def test_bad_input(arguments, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        draw(**arguments)
+
+
+LENGTH, WIDTH = 16, 16
+# Everything is float64; counters of ill-conditioned maps lose some digits.
+ROUNDING = 1e-9
+
+
+def batch_of(size=256, position=None, target="including", seed=0, triggers=1):
+    generator = torch.Generator().manual_seed(seed)
+    return trigger_batch(size, LENGTH, WIDTH, generator, position, target, triggers=triggers, dtype=torch.float64)
+
+
+def random_head(seed, *, size=1.0, value=None):
+    generator = torch.Generator().manual_seed(seed)
+    maps = [size * torch.randn(1, WIDTH, WIDTH, generator=generator, dtype=torch.float64) for _ in range(4)]
+    if value is not None:
+        maps[2], maps[3] = value[None], torch.eye(WIDTH, dtype=torch.float64)[None]
+    return TriggerHeads(*maps)
+
+
+# --- the bound ---
+
+
+@given(st.integers(0, 2**31), st.floats(0.01, 3))
+@settings(max_examples=40, deadline=None)
+def test_bound_of_any_invertible_map(seed, size):
+    head = random_head(seed, size=size)
+    outputs, weights = head(batch_of(16).inputs)
+    counter = counter_of(head.output[0] @ head.value[0])
+    if counter.slack > 1e-6:  # a singular draw
+        return
+    # What the functional counts is what the query does not give to BOS, and what BOS counts for: t = a b + 1 - a.
+    counts, on_bos = outputs @ counter.functional, weights[:, 0, 1:, 0]
+    expected = on_bos * counts[:, :1] + 1 - on_bos
+    torch.testing.assert_close(counts[:, 1:], expected, rtol=0, atol=counter.slack + 1e-8 * (1 + counts.abs().max().item()))
+    at_bos = outputs[:, 0].abs().max().item()
+    for weight, error in zip(on_bos.flatten().tolist(), outputs[:, 1:].abs().amax(-1).flatten().tolist(), strict=True):
+        assert weight >= counter.least_bos_weight(error, at_bos) - 1e-6
+
+
+@given(st.integers(0, 2**31), st.floats(0.0, 0.4))
+@settings(max_examples=60, deadline=None)
+def test_bound_of_a_map_with_slack(seed, noise):
+    generator = torch.Generator().manual_seed(seed)
+    value = torch.eye(WIDTH, dtype=torch.float64)
+    value[2:] = 0  # rank 2 and some noise of rank 1, with which no functional counts exactly
+    column, row = (torch.randn(WIDTH, 1, generator=generator, dtype=torch.float64) for _ in range(2))
+    value = value + noise * column / column.norm() @ row.T / row.norm()
+    value[-1] = torch.eye(WIDTH, dtype=torch.float64)[-1] + 0.05 * noise * row[:, 0]
+    head = random_head(seed, size=2.0, value=value)
+    outputs, weights = head(batch_of(32).inputs)
+    counter = counter_of(value)
+    on_bos = weights[:, 0, 1:, 0]
+    at_bos = outputs[:, 0].abs().max().item()
+    for weight, error in zip(on_bos.flatten().tolist(), outputs[:, 1:].abs().amax(-1).flatten().tolist(), strict=True):
+        assert weight >= counter.least_bos_weight(error, at_bos) - ROUNDING
+        assert weight >= counter.least_bos_weight(max(error, at_bos)) - ROUNDING
+
+
+def test_gradient_search_for_a_violation():
+    # Scores, and a value map that keeps the count, are moved to make BOS's weight small and the output small at once.
+    torch.manual_seed(0)
+    inputs = batch_of(64, seed=3).inputs
+    maps = [torch.nn.Parameter(0.3 * torch.randn(1, WIDTH, WIDTH, dtype=torch.float64)) for _ in range(3)]
+    eye = torch.eye(WIDTH, dtype=torch.float64)
+    optimizer = torch.optim.Adam(maps, lr=0.05)
+    worst = float("inf")
+    for step in range(150):
+        free = maps[2][0].clone()
+        free[-1] = eye[1] + eye[-1] - free[1]  # rows 1 and n-1 add up to the counting functional
+        outputs, weights = TriggerHeads(maps[0], maps[1], free[None], eye[None])(inputs)
+        margin = weights[:, 0, 1:, 0] - (1 - 2 * outputs[:, 1:, [1, -1]].abs().amax(-1))
+        worst = min(worst, margin.min().item())
+        optimizer.zero_grad()
+        (margin.mean() + margin.min() + 0.02 * step / 150 * outputs.square().sum(-1).mean()).backward()
+        optimizer.step()
+    assert worst >= -ROUNDING
+    assert worst < 1e-2  # the search came close: the bound is tight
+
+
+def test_counter_of_the_identity_is_the_published_one():
+    counter = counter_of(torch.eye(WIDTH))
+    expected = torch.zeros(WIDTH, dtype=torch.float64)
+    expected[1] = expected[-1] = 1
+    torch.testing.assert_close(counter.functional, expected, rtol=0, atol=1e-14)
+    assert counter.norm == pytest.approx(2)
+    assert counter.slack == pytest.approx(0, abs=1e-14)
+    assert counter.least_bos_weight(0.1, 0.0) == pytest.approx(least_bos_weight(0.1))
+    assert least_bos_weight(0.1) == pytest.approx(0.8)
+    assert least_bos_weight(0.7) == 0
+
+
+def test_a_map_that_loses_the_count_says_nothing():
+    value = torch.eye(WIDTH)
+    value[1, 1] = value[-1, -1] = 0
+    counter = counter_of(value)
+    assert counter.slack >= 1
+    assert counter.least_bos_weight(0.0) == 0
+
+
+# --- constructions ---
+
+
+@pytest.mark.parametrize("position", [None, 2, 7, LENGTH - 1])
+def test_relu_solves_the_task_exactly_without_bos(position):
+    batch = batch_of(position=position)
+    outputs, weights = relu_solution(WIDTH)(batch.inputs)
+    assert (outputs - batch.targets).abs().max() < 1e-15
+    assert (weights[..., 0] == 0).all()
+    assert (weights[:, 0][~batch.is_trigger] == 0).all()
+
+
+@pytest.mark.parametrize("target", ["including", "preceding"])
+@pytest.mark.parametrize("error", [0.3, 1e-2, 1e-6])
+def test_softmax_solves_the_task_to_any_error_with_a_sink(error, target):
+    batch = batch_of(2000, target=target)
+    outputs, weights = softmax_solution(WIDTH, LENGTH, error, target)(batch.inputs)
+    errors = (outputs - batch.targets).abs()
+    assert errors.max() <= error * (1 + 1e-9)
+    on_bos = weights[:, 0, :, 0][~batch.is_trigger]
+    assert on_bos.min() >= 1 - error - 1e-12
+    # The sink that it has is the sink that it needs, up to the factor 2 of the two counting coordinates.
+    assert on_bos.min() >= least_bos_weight(errors[~batch.is_trigger].max().item()) - 1e-12
+    if target == "including":
+        assert on_bos.min() == pytest.approx(1 - error, abs=1e-9)
+
+
+@pytest.mark.parametrize("triggers", [2, 13])
+def test_solutions_and_bound_serve_several_triggers(triggers):
+    batch = batch_of(1000, triggers=triggers)
+    outputs, weights = relu_solution(WIDTH)(batch.inputs)
+    assert (outputs - batch.targets).abs().max() < 1e-15
+    assert (weights[..., 0] == 0).all()
+    outputs, weights = softmax_solution(WIDTH, LENGTH, 1e-3)(batch.inputs)
+    errors = (outputs - batch.targets).abs()
+    assert errors.max() <= 1e-3 * (1 + 1e-9)
+    off = ~batch.is_trigger
+    assert weights[:, 0, :, 0][off].min() >= least_bos_weight(errors[off].max().item()) - 1e-12
+
+
+def test_two_heads_solve_the_task_without_a_sink_off_the_trigger():
+    batch = batch_of(2000)
+    outputs, weights = cancelling_solution(WIDTH, LENGTH, 1e-6)(batch.inputs)
+    assert (outputs - batch.targets).abs().max() <= 1e-6
+    assert (outputs[~batch.is_trigger] == 0).all()
+    uniform = 1 / torch.arange(1, LENGTH + 1, dtype=torch.float64)
+    for head in range(2):
+        on_bos = weights[:, head, :, 0]
+        torch.testing.assert_close(on_bos[~batch.is_trigger], uniform.expand_as(on_bos)[~batch.is_trigger], rtol=0, atol=1e-15)
+    # … and the existence statement holds all the same: the second head sinks at the trigger.
+    assert weights[:, 1, :, 0][batch.is_trigger].min() > 1 - 1e-6
+    # Head by head the bound is right: what each writes is large where it does not sink.
+    first = dataclasses.replace(cancelling_solution(WIDTH, LENGTH, 1e-6), output=torch.zeros(2, WIDTH, WIDTH).double())
+    first.output[0] = torch.eye(WIDTH)
+    alone, _ = first(batch.inputs)
+    torch.testing.assert_close(alone[..., 1] + alone[..., -1], 1 - weights[:, 0, :, 0], rtol=0, atol=1e-12)
+
+
+@given(st.lists(st.floats(0.1, 3), min_size=1, max_size=4), st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_heads_that_count_with_one_sign_share_the_error(signs, seed):
+    generator = torch.Generator().manual_seed(seed)
+    query, key = (torch.randn(len(signs), WIDTH, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
+    scales = torch.tensor(signs, dtype=torch.float64)
+    eye = torch.eye(WIDTH, dtype=torch.float64).expand(len(signs), -1, -1)
+    outputs, weights = TriggerHeads(query, key, eye, scales[:, None, None] * eye)(batch_of(8).inputs)
+    count, off_bos = outputs[..., 1] + outputs[..., -1], 1 - weights[..., 0]
+    torch.testing.assert_close((scales[:, None] * off_bos).sum(1), count, rtol=0, atol=ROUNDING)
+    # So each head is bounded by itself; opposite signs may cancel, and then none is.
+    error = outputs[..., [1, -1]].abs().amax(-1)[:, None]
+    assert (off_bos <= 2 * error / scales[:, None] + ROUNDING).all()
+
+
+def test_reference_forward_by_hand():
+    # One head with zero scores: uniform weights, so the output is a running mean.
+    zero, eye = torch.zeros(1, WIDTH, WIDTH).double(), torch.eye(WIDTH).double()[None]
+    inputs = batch_of(3).inputs
+    outputs, weights = TriggerHeads(zero, zero, eye, 2 * eye)(inputs)
+    counts = torch.arange(1, LENGTH + 1).double()
+    torch.testing.assert_close(outputs, 2 * inputs.cumsum(1) / counts[:, None])
+    torch.testing.assert_close(weights[0, 0], torch.ones(LENGTH, LENGTH).double().tril() / counts[:, None])
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda: least_bos_weight(-0.1), "error -0.1 must be at least 0"),
+        (lambda: least_bos_weight(float("nan")), "error nan must be at least 0"),
+        (lambda: counter_of(torch.eye(5)).least_bos_weight(0.1, -1.0), "errors 0.1 and -1.0 must be at least 0"),
+        (lambda: counter_of(torch.ones(3, 5)), r"shape \(3, 5\), expected \(width, width\)"),
+        (lambda: counter_of(torch.full((5, 5), float("nan"))), "not finite"),
+        (lambda: relu_solution(3), "width 3 must be at least 4"),
+        (lambda: softmax_solution(8, 3, 0.1), "length 3 must be at least 4"),
+        (lambda: softmax_solution(8, 8, 0.0), r"error 0.0 must be in \(0, 1/2\]"),
+    ],
+)
+def test_bad_input_of_trigger_bounds(call, complaint):
+    with pytest.raises(InputError, match=complaint):
+        call()
