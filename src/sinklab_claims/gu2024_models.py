@@ -489,7 +489,7 @@ def folded(checkpoint: Checkpoint) -> Numbers:
     texts = Samples.of_tokens(checkpoint.rows(2 * FOLDED_TEXTS, 256))
     first, others = texts.take(slice(0, FOLDED_TEXTS)), texts.take(slice(FOLDED_TEXTS, None))
     sinks = find_sinks(model, first.arguments)
-    _, found = fold(model, first, others, sinks, margin=math.inf, origins=None, progress=silent)
+    _, found = fold(model, first, others, sinks, margin=math.inf, neurons=(), progress=silent)
     if not found.positions:
         return {NOTHING: {"loss_change_folded": 0.0}}
     numbers = {form.name: {"loss_change_folded": form.change.mean} for form in found.forms}
