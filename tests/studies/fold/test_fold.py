@@ -14,7 +14,10 @@ from sinklab.cli.app import app
 from sinklab.corpora.samples import Samples
 from sinklab.models.attach import attach, head_shapes
 from sinklab.results.progress import silent
+from sinklab.sinks import find_sinks
 from sinklab.studies.fold.calibration import calibrate, check_fits
+from sinklab.studies.fold.measurement import folded_copies
+from sinklab.studies.origin.measurement import birth_neurons
 
 SHORT = ["--corpus", "random_tokens", "--samples", "4", "--seq-len", "40"]
 
@@ -118,6 +121,27 @@ def test_a_sinklm_is_built_anew():
     assert abs(next(form for form in result.summary["forms"] if form["chosen"])["change"]["mean"]) < 0.3 * nothing
 
 
+def test_neurons_that_write_the_sink_are_silenced_where_the_loss_allows_it():
+    """Neuron 5 of block 0 answers to <bos> alone and writes nearly all of its state; heads of the later blocks rest there."""
+    model = planted()
+    block = model.transformer.h[0].mlp
+    with torch.no_grad():
+        embedded = model.transformer.wte.weight[0] + model.transformer.wpe.weight[0]
+        block.c_fc.weight[:, 5] = 100 * embedded / embedded.norm()
+        block.c_proj.weight[5] = 0.0
+        block.c_proj.weight[5, 3] = 20.0
+    tokens = Samples.of_tokens(torch.cat((torch.zeros(6, 1, dtype=torch.long), torch.randint(2, 300, (6, 30))), 1))
+    sinks = find_sinks(model, tokens.tokens)
+    (path, units), *_ = birth_neurons(model, tokens, sinks)
+    assert (path, units) == ("transformer.h.0.mlp.c_proj", [5])
+    names = [name for name, _, _ in folded_copies(model, tokens, sinks, "softmax")]
+    assert names == ["folded", "folded, silent"]
+    *_, (_, _, silent_model) = folded_copies(model, tokens, sinks, "softmax")
+    assert not silent_model.transformer.h[0].mlp.c_proj.weight[5].any()
+    assert not silent_model.transformer.h[0].mlp.c_fc.weight[:, 5].any()
+    assert model.transformer.h[0].mlp.c_proj.weight[5].any()
+
+
 def test_without_a_sink_there_is_nothing_to_fold(tmp_path):
     make_sinklm().save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
@@ -133,6 +157,7 @@ def test_what_cannot_be_folded_is_one_line(done, tmp_path):
         (done[1],): "are folded already",
         (tmp_path / "sigmoid",): "folded into softmax attention, and this model has sigmoid",
         ("embedded:softmax", "--samples", "1"): "needs two or more",
+        (done[1].with_name("model"), *SHORT[:4], "--seq-len", "2"): "hold hardly a query behind position 0",
         ("embedded:softmax", "--margin", "0"): "--margin 0.0 must be above 0 nats",
     }
     for words, message in lines.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -22,15 +23,16 @@ from sinklab.errors import InputError, UnsupportedModelError
 from sinklab.models.attach import CONFIG_FIELD, attach_folded, head_shapes, recorded_heads
 from sinklab.models.losses import is_two_sided, loss_kind
 from sinklab.operations.folded_sink import FoldedSink
-from sinklab.results.blocks import counted
+from sinklab.results.blocks import counted, names
 from sinklab.results.intervals import mean_over_items
-from sinklab.results.progress import Progress, plan
+from sinklab.results.progress import Progress, plan, silent
 from sinklab.sinks import Sinks
 from sinklab.studies.fold.calibration import Fit, Residuals, calibrate, check_fits, parameters_of
 from sinklab.studies.fold.found import FoldedHead, Folding, Form, Silenced
 from sinklab.studies.measure.probing import forward_arguments, sample_losses, tokens_at_once
+from sinklab.studies.origin.measurement import birth_neurons
 
-__all__ = ["constants_of", "fold", "foldable_positions", "require_foldable"]
+__all__ = ["constants_of", "fold", "foldable_positions", "folded_copies", "require_foldable"]
 
 Births: TypeAlias = Sequence[tuple[str, list[int]]]
 """Linear maps by name, and the neurons by which each writes a sink."""
@@ -38,8 +40,8 @@ Births: TypeAlias = Sequence[tuple[str, list[int]]]
 RESTS = 10.0
 """Percent of texts in which a head must sink to rest there: as in the count of sinking heads."""
 
-MOST_ERROR = 0.1
-"""Mean distance of the weight on nothing from the weight on the sinks above which a key–value head is left alone."""
+MOST_MISSED = 0.25
+"""Share of the weight on the sinks that the fit of a key–value head misses, above which the head is left alone."""
 
 STRETCHES = 12
 """Of the curve of the losses, at most."""
@@ -129,7 +131,7 @@ def fold(
     )
     fits = calibrate(model, calibration, shapes, positions, batch_size=size, progress=progress)
     residuals = check_fits(model, samples, shapes, positions, fits, batch_size=size, progress=progress)
-    resting = {(head.module, head.head) for sink in sinks.sinks for head, rate in sink.heads if rate >= RESTS}
+    resting = _resting(sinks)
     folded, left_alone = _choose(shapes, residuals, resting)
     with _largest_inputs(model) as largest:
         plain = _scored(model, samples, judged)
@@ -175,6 +177,42 @@ def fold(
     return model, found
 
 
+def folded_copies(
+    model: PreTrainedModel, calibration: Samples, sinks: Sinks, operation: str
+) -> Iterator[tuple[str, str, PreTrainedModel]]:
+    """A model with its sinks folded, and the same with the neurons silent that write them; a name and a description of each.
+
+    The copy that is given second is the first one, changed further. Nothing is judged by a loss; arguments as of :func:`fold`.
+
+    Raises:
+        SinklabError: the model cannot be folded.
+    """
+    require_foldable(model, operation)
+    positions, _ = foldable_positions(sinks)
+    if not positions:
+        return
+    inputs, neurons = calibration.take(slice(0, 1)), birth_neurons(model, calibration.take(slice(0, 4)), sinks)
+    copied = copy.deepcopy(model)
+    shapes = head_shapes(copied, inputs.on(input_device(copied), copied.dtype), sources=True)
+    fits = calibrate(copied, calibration, shapes, positions, batch_size=2, progress=silent)
+    residuals = check_fits(copied, calibration, shapes, positions, fits, batch_size=2, progress=silent)
+    folded, _ = _choose(shapes, residuals, _resting(sinks))
+    shapes = {name: dataclasses.replace(shape, folded=folded[name]) for name, shape in shapes.items()}
+    constants = {name: parameters_of(fits[name], heads) for name, heads in folded.items() if heads}
+    copied = attach_folded(copied, FoldedSink(positions=tuple(positions)), shapes, constants)
+    yield "folded", "the sinks folded into constants", copied
+    for path, units in neurons:
+        list(_made_zero(copied, path, units))
+    if neurons:
+        yield "folded, silent", "the sinks folded, and the neurons silent that write them", copied
+
+
+def _resting(sinks: Sinks) -> set[tuple[str, int]]:
+    """Module and head of those that rest on a sink at a fixed position."""
+    fixed = [sink for sink in sinks.sinks if sink.kind in ("position", "group")]
+    return {(head.module, head.head) for sink in fixed for head, rate in sink.heads if rate >= RESTS}
+
+
 def constants_of(model: PreTrainedModel) -> dict[str, Tensor]:
     """The constants of a folded model by ``<attention module>.<parameter>``, of the layers that are folded."""
     states = {name: getattr(module, ATTRIBUTE, None) for name, module in on_seam_modules(model).items()}
@@ -195,13 +233,13 @@ def _choose(
         if not any(module == name for module, _ in resting):
             folded[name] = ()
             continue
-        errors = residuals[name].error.unflatten(0, (shape.num_kv_heads, -1)).amax(1)
-        folded[name] = tuple(index for index in range(shape.num_kv_heads) if float(errors[index]) <= MOST_ERROR)
-        if len(folded[name]) < shape.num_kv_heads:
-            groups = [str(index) for index in range(shape.num_kv_heads) if index not in folded[name]]
-            lines.append(
-                f"Layer {layer}, key–value head {', '.join(groups)}: the fit misses the weight by {float(errors.max()):.2f}."
-            )
+        own = residuals[name]
+        error, weight = (sums.unflatten(0, (shape.num_kv_heads, -1)).sum(1) for sums in (own.error, own.weight))
+        missed = (error / weight.clamp_min(1e-300)).tolist()
+        folded[name] = tuple(index for index, share in enumerate(missed) if share <= MOST_MISSED)
+        left = [f"{index} ({100 * share:.0f} %)" for index, share in enumerate(missed) if share > MOST_MISSED]
+        if left:
+            lines.append(f"Layer {layer}, key–value head {names(left)}: the fit misses so much of the weight on the sinks.")
     return folded, lines
 
 
