@@ -12,16 +12,17 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import on_seam_modules
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import input_device
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, OperationState
 from sinklab.corpora.samples import Samples
 from sinklab.errors import InputError, UnsupportedModelError
 from sinklab.models.attach import CONFIG_FIELD, attach_folded, head_shapes, recorded_heads
-from sinklab.models.losses import is_two_sided, loss_kind
+from sinklab.models.losses import cross_entropies, is_two_sided, loss_kind
 from sinklab.operations.folded_sink import FoldedSink
 from sinklab.results.blocks import counted, names
 from sinklab.results.intervals import mean_over_items
@@ -102,7 +103,7 @@ def fold(
     margin: float,
     neurons: Births,
     progress: Progress,
-) -> tuple[PreTrainedModel, Folding]:
+) -> tuple[PreTrainedModel, Folding, dict[str, Tensor]]:
     """Fold the sinks of a model; in place, but for a :class:`~sinklab.models.language_model.SinkLM`, which is built anew.
 
     Args:
@@ -111,19 +112,23 @@ def fold(
         margin: change of the loss in nats up to which a fold is taken; of one that costs more, layers are left as they are,
             those with the largest errors first.
         neurons: that write the sinks (:func:`~sinklab.studies.origin.measurement.birth_neurons`), to be silenced too.
+
+    Returns:
+        The folded model, what was found, and the entries of :func:`prefix_cache`; none of a model that no such cache serves.
     """
     positions, notes = foldable_positions(sinks)
     length = calibration.positions or 0
     if not positions:
         why = "Nothing to fold: no sink at a fixed position." if sinks.sinks else "Nothing to fold: no sink was found."
-        return model, Folding(
-            why, [], len(calibration), len(samples), length, None, margin, [], [], [], [], [], {}, {}, notes
-        )  # fmt: skip
-    if positions[-1] + 2 >= length:
-        raise InputError(
-            f"texts of {length} tokens hold hardly a query behind position {positions[-1]}; give a larger `seq_len`"
-        )
+        nothing = Folding(why, [], len(calibration), len(samples), length, None, margin, [], [], [], [], [], {}, {}, notes)
+        return model, nothing, {}
     shapes = head_shapes(model, calibration.take(slice(0, 1)).on(input_device(model), model.dtype), sources=True)
+    queries, needed = len(calibration) * (length - positions[-1] - 1), 2 * max(shape.head_dim for shape in shapes.values())
+    if queries < needed:
+        raise InputError(
+            f"{len(calibration)} texts of {length} tokens have {queries} queries behind position {positions[-1]}, and a fit takes "
+            f"{needed}, twice the numbers of a query; give a larger `seq_len` or more `samples`"
+        )
     size = max(1, min(8, tokens_at_once(model) // max(length, 1)))
     judged = loss_kind(model) is not None
     plan(
@@ -135,6 +140,9 @@ def fold(
     folded, left_alone = _choose(shapes, residuals, resting)
     with _largest_inputs(model) as largest:
         plain = _scored(model, samples, judged)
+    prefix = None
+    if loss_kind(model) == "next token" and positions == [0]:
+        prefix = _prefixed_losses(model, samples, fits)
     inputs = {"as it is": max(largest.values(), default=0.0)}
     progress("losses", 1, 6)
     chosen_shapes = {name: dataclasses.replace(shape, folded=folded[name]) for name, shape in shapes.items()}
@@ -159,6 +167,8 @@ def fold(
     progress("losses", 6, 6)
     forms = [dataclasses.replace(form, chosen=form.name == which.name) for form in forms]
     forms.append(_form(_Chosen("nothing", "–", "–", True, True), plain, losses["nothing"], behind))
+    if prefix is not None:
+        forms.append(_form(_Chosen("a cached entry, not folded", "its mean key", "mean", True, True), plain, prefix, behind))
     silenced = list[Silenced]()
     if judged:
         silenced = _silence(model, samples, losses[which.name], neurons, margin, behind)
@@ -174,7 +184,7 @@ def fold(
         float(plain[:, behind:].nanmean()) if judged else None, margin, forms if judged else [], heads, left_alone, silenced,
         places, curves, inputs, notes,
     )  # fmt: skip
-    return model, found
+    return model, found, {} if prefix is None else prefix_of(fits)
 
 
 def folded_copies(
@@ -222,6 +232,44 @@ def constants_of(model: PreTrainedModel) -> dict[str, Tensor]:
         if isinstance(state, OperationState) and state.shape.folded != ()
         for key, value in state.named_parameters()
     }
+
+
+def prefix_cache(entries: Mapping[str, Tensor], batch: int = 1) -> DynamicCache:
+    """A cache that holds the sink as one constant entry, for a model that is not folded; its text begins at position 1.
+
+    Args:
+        entries: ``<number of the layer>.key`` and ``.value``, ``(num_kv_heads, size)``, as ``prefix.safetensors`` has them.
+        batch: rows of the text.
+    """
+    cache = DynamicCache()
+    for layer in range(len(entries) // 2):
+        key, value = (entries[f"{layer}.{kind}"].expand(batch, -1, -1)[:, :, None].clone() for kind in ("key", "value"))
+        cache.update(key, value, layer)
+    return cache
+
+
+def prefix_of(fits: Mapping[str, Fit]) -> dict[str, Tensor]:
+    """The entries of :func:`prefix_cache`, float32: means over the calibration texts."""
+    parts = ((f"{layer}.key", fit.sink_key, f"{layer}.value", fit.value) for layer, fit in enumerate(fits.values()))
+    return {name: tensor.float().contiguous() for one in parts for name, tensor in (one[:2], one[2:])}
+
+
+@torch.inference_mode()
+def _prefixed_losses(model: PreTrainedModel, samples: Samples, fits: Mapping[str, Fit]) -> Tensor:
+    """Losses with the constant entry in front, in the place of a first token that all texts share, and else before it."""
+    tokens = samples.tokens
+    assert tokens is not None
+    shared = int(bool((tokens[:, 0] == tokens[0, 0]).all()))
+    entries = {name: entry.to(model.device, model.dtype) for name, entry in prefix_of(fits).items()}
+    losses = []
+    for row in tokens.to(model.device).split(2):
+        given = row[:, shared:]
+        places = torch.arange(1, 1 + given.shape[1], device=model.device).expand_as(given)
+        cache = cache_argument(model, prefix_cache(entries, len(row)))
+        logits = model(input_ids=given, position_ids=places, **cache).logits
+        own = cross_entropies(logits[:, :-1], given[:, 1:])
+        losses.append(nn.functional.pad(own, (row.shape[1] - 1 - own.shape[1], 0), value=math.nan).double().cpu())
+    return torch.cat(losses)
 
 
 def _choose(
