@@ -204,7 +204,7 @@ def test_a_part_that_was_replaced_is_followed(tokens):
 def test_a_bounded_cache_without_sinks_reads_at_once_what_it_reads_one_by_one(family, window, tokens):
     """With room for one key every token sees itself alone, and only the first of them begins the text."""
     model, *_ = folded(family)
-    caches = [SinkCache(model, num_sinks=0, window=window, **one) for one in ({}, {"rebase_at": 9})]
+    caches = [SinkCache(model, num_sinks=0, window=window, **one) for one in ({}, {"chunk": 1, "rebase_at": 9})]
     whole = model(tokens, past_key_values=caches[0]).logits
     pieces = [model(token, past_key_values=caches[1]).logits for token in tokens.split(1, 1)]
     torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=2e-6, rtol=1e-5)
