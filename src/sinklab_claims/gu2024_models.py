@@ -480,7 +480,7 @@ def folded(checkpoint: Checkpoint) -> Numbers:
     """What the loss does with constants, with a value of 0 and with nothing in the place of the sinks, which are hidden.
 
     The layers that cost most are not left alone here, as ``sinklab fold`` leaves them, or the loss would stay by construction;
-    heads whose weight is missed by more than 0.1 are, and keep their sink in all three. Without a sink nothing is hidden.
+    heads of whose weight the fit misses too much are, and keep their sink in all three. Without a sink nothing is hidden.
     """
     if (operation := checkpoint.loaded.operation) != "softmax":
         raise DoesNotApply(f"a sink is folded into softmax attention, and this model has {operation}")
@@ -488,7 +488,7 @@ def folded(checkpoint: Checkpoint) -> Numbers:
     texts = Samples.of_tokens(checkpoint.rows(2 * FOLDED_TEXTS, 256))
     first, others = texts.take(slice(0, FOLDED_TEXTS)), texts.take(slice(FOLDED_TEXTS, None))
     sinks = find_sinks(model, first.arguments)
-    _, found = fold(model, first, others, sinks, margin=math.inf, neurons=(), progress=silent)
+    _, found, _ = fold(model, first, others, sinks, margin=math.inf, neurons=(), progress=silent)
     if not found.positions:
         return {NOTHING: {"loss_change_folded": 0.0}}
     numbers = {form.name: {"loss_change_folded": form.change.mean} for form in found.forms}

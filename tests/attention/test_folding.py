@@ -10,7 +10,7 @@ import transformers
 from tests.conftest import make_sinklm
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sinklab import attend, load_model, save_model
+from sinklab import SinkCache, attend, load_model, save_model
 from sinklab.attention.folding import Source, find_source
 from sinklab.attention.operation import ATTRIBUTE
 from sinklab.attention.paths.table import set_attention_path
@@ -196,3 +196,15 @@ def test_a_part_that_was_replaced_is_followed(tokens):
             fresh.load_state_dict(layer.self_attn.k_proj[0].state_dict())
             layer.self_attn.k_proj = fresh
         torch.testing.assert_close(plain(tokens).logits, expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("window", [1, 5])
+@torch.no_grad()
+def test_a_bounded_cache_without_sinks_reads_at_once_what_it_reads_one_by_one(family, window, tokens):
+    """With room for one key every token sees itself alone, and only the first of them begins the text."""
+    model, *_ = folded(family)
+    caches = [SinkCache(model, num_sinks=0, window=window, **one) for one in ({}, {"chunk": 1, "rebase_at": 9})]
+    whole = model(tokens, past_key_values=caches[0]).logits
+    pieces = [model(token, past_key_values=caches[1]).logits for token in tokens.split(1, 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=2e-6, rtol=1e-5)

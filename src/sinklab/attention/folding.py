@@ -6,9 +6,11 @@ A key of zeros needs no memory of where it stands: caches of any kind, evictions
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from sinklab.attention.paths.table import compute
 from sinklab.attention.visibility import Everything, Visibility
 from sinklab.errors import UnsupportedModelError
 
-__all__ = ["Hidden", "Source", "attend", "find_source", "hidden_keys", "watch"]
+__all__ = ["Hidden", "Source", "attend", "find_source", "hidden_keys", "unmarked", "watch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +99,19 @@ def watch(module: nn.Module, state: OperationState) -> None:
         module.register_forward_pre_hook(functools.partial(_begin, state), with_kwargs=True)
 
 
+_unmarked: contextvars.ContextVar[bool] = contextvars.ContextVar("sinklab_unmarked", default=False)
+
+
+@contextlib.contextmanager
+def unmarked() -> Iterator[None]:
+    """Keys of folded sinks are left as they are made, for whoever looks at how a model rotates keys."""
+    token = _unmarked.set(True)
+    try:
+        yield
+    finally:
+        _unmarked.reset(token)
+
+
 def _follow_parts(state: OperationState, module: nn.Module) -> None:
     """Hook the parts that make queries and keys, again where one was replaced (by a quantised one, by an adapter's)."""
     for written, hook in ((state.shape.queries_from, _keep_queries), (state.shape.keys_from, _mark_keys)):
@@ -114,7 +129,7 @@ def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwar
     hidden = args[0] if args else kwargs["hidden_states"]
     given = (*args, *kwargs.values())
     mask = next((one for one in given if isinstance(one, Tensor) and one.ndim == 4 and one.dtype == torch.bool), None)
-    starts = _starts(module, hidden, mask, given)
+    starts = None if _unmarked.get() else _starts(module, hidden, mask, given, kwargs.get("position_ids"))
     if starts is None:
         state.sinks = None
         return
@@ -123,8 +138,15 @@ def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwar
     state.first_only = mask is None and positions == (0,)
 
 
-def _starts(module: nn.Module, hidden: Tensor, mask: Tensor | None, given: Iterable[object]) -> Tensor | None:
-    """Tokens that begin a text: in a causal model those that see no key but their own, in others the first that is seen."""
+def _starts(
+    module: nn.Module, hidden: Tensor, mask: Tensor | None, given: Iterable[object], positions: object
+) -> Tensor | None:
+    """Tokens that begin a text, ``(batch, tokens)``; ``None`` where it began before.
+
+    In an encoder that is the first key that is seen. In a causal model it is a token that sees no key but its own, and has no
+    predecessor: it comes first, or behind padding, or its position does not go on (packed texts). A token may also see itself
+    alone because a window has no room for more.
+    """
     batch, tokens = hidden.shape[:2]
     if mask is None:
         cache = next((one for one in given if isinstance(one, Cache)), None)  # by one of three names
@@ -133,13 +155,20 @@ def _starts(module: nn.Module, hidden: Tensor, mask: Tensor | None, given: Itera
         starts = torch.zeros(batch, tokens, dtype=torch.bool, device=hidden.device)
         starts[:, 0] = True
         return starts
-    if getattr(module, "is_causal", True):
-        alone = mask.sum(-1).eq(1).any(1).expand(batch, -1)
-        if mask.shape[-1] == tokens:
-            alone = alone & mask.diagonal(dim1=-2, dim2=-1).any(1)
-        return alone if tokens > 1 or mask.shape[-1] == 1 else None
     seen = mask.any(dim=(1, 2)).expand(batch, -1)[:, :tokens]
-    return seen & (seen.cumsum(1) == 1)
+    if not getattr(module, "is_causal", True):
+        return seen & (seen.cumsum(1) == 1)
+    if tokens == 1 and mask.shape[-1] > 1:
+        return None
+    alone = mask.sum(-1).eq(1).any(1).expand(batch, -1)
+    if mask.shape[-1] == tokens:
+        alone = alone & mask.diagonal(dim1=-2, dim2=-1).any(1)
+    first = torch.ones_like(alone)
+    first[:, 1:] = ~seen[:, :-1]
+    if isinstance(positions, Tensor) and positions.shape[-1] == tokens:
+        places = positions.reshape(-1, tokens)[-batch:] if positions.ndim > 1 else positions[None]
+        first[:, 1:] |= places[:, 1:] != places[:, :-1] + 1
+    return alone & first
 
 
 def _shifted(starts: Tensor, positions: Iterable[int]) -> Tensor:
@@ -167,7 +196,10 @@ def _mark_keys(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hidden(Visibility):
-    """Keys of folded sinks are hidden, but from the query of their own token, which has the same index in its first call.
+    """Keys of folded sinks are hidden, but from the query of their own token.
+
+    That has the index of the key where there are as many queries as keys. Caches may put copies of keys in front of a text that
+    begins, whose first token sees no other token.
 
     Args:
         keys: boolean ``(batch, heads or 1, kv_len)``: true where hidden.
@@ -190,7 +222,8 @@ class Hidden(Visibility):
         seen = ~self.keys[:, :, None, keys]
         if self.sinks is None:
             return seen.expand(-1, -1, len(queries), -1)
-        return seen | (self.sinks[:, None, queries, None] & (keys == queries[:, None]))
+        own = self.sinks[:, None, queries, None]
+        return seen | (own & (keys == queries[:, None]) if self.keys.shape[2] == self.sinks.shape[1] else own)
 
 
 def hidden_keys(keys: Tensor, shape: HeadShape) -> Tensor:

@@ -205,7 +205,7 @@ def describe_call(
     state = state_of(module, operation, kwargs.get("layer_input"))
     query, key = operation.features(query, key, state)
     own = getattr(module, ATTRIBUTE, None)
-    if operation.folds and own.shape.folded != ():
+    if operation.folds and own is not None and own.shape.folded != ():
         visible = visible & Hidden(hidden_keys(key, own.shape), own.sinks)
     sinks = host_arguments.read_sink_scores(kwargs)
     sinks = operation.null_scores(query, scaling, state) if sinks is None else sinks.to(query.device)

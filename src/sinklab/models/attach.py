@@ -329,7 +329,9 @@ def _read(written: Any, name: str) -> dict[str, HeadShape] | None:
     if written is None:
         return None
     try:
-        settings = [{key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()} for entry in written]
+        settings: list[dict[str, Any]] = [
+            {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()} for entry in written
+        ]
         entries = [(entry.pop("modules"), HeadShape(**entry)) for entry in settings]
     except (TypeError, KeyError, AttributeError) as error:
         raise InputError(f"config.json of {name} cannot be used: sinklab.heads holds no shapes of heads ({error})") from None
@@ -398,20 +400,18 @@ class _Shapes(seam.Observer):
             value_dim=value.shape[3],
             hidden_size=self.widths.get(name, query.shape[1] * query.shape[3]),
             scaling=None if scaling is None or math.isclose(scaling, usual, rel_tol=1e-6) else scaling,
-            **self._sources(name, query, key),
+            queries_from=self._source(name, query),
+            keys_from=self._source(name, key),
         )
         return native(module, query, key, value, *args, **kwargs)
 
-    def _sources(self, name: str, query: Tensor, key: Tensor) -> dict[str, str]:
-        """Where the module makes its queries and keys, if that is asked."""
+    def _source(self, name: str, received: Tensor) -> str:
+        """Where the module makes its queries or keys, if that is asked."""
         if self.outputs is None:
-            return {}
-        queries_from, keys_from = (find_source(tensor, self.outputs[name]) for tensor in (query, key))
-        if queries_from is None or keys_from is None:
-            raise UnsupportedModelError(
-                f"{name} does not make its queries and keys in a part of its own, before it rotates them"
-            )
-        return {"queries_from": queries_from, "keys_from": keys_from}
+            return ""
+        if (source := find_source(received, self.outputs[name])) is None:
+            raise UnsupportedModelError(f"{name} makes its queries or keys in no part of its own, before it rotates them")
+        return source
 
     def note_output(self, name: str, part: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:

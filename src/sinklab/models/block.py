@@ -68,9 +68,8 @@ class SinkLMConfig(PreTrainedConfig):
 
     def __init__(self, **fields: object) -> None:
         fields |= {name: fields.pop(saved) for name, saved in SAVED_AS.items() if saved in fields}
-        self.folded = fields.pop(
-            "folded", None
-        )  # of each layer the key–value heads whose sinks are folded, for sinklab.fold_sinks
+        folded = fields.pop("folded", None)  # of each layer the key–value heads whose sinks are folded, for sinklab.fold_sinks
+        self.folded = folded if isinstance(folded, list) else None
         known = set(Architecture.model_fields)
         unknown = sorted(name for name in fields if name not in known | FOREIGN_FIELDS and not name.startswith("_"))
         if unknown:

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from tests.command_line import CliRunner
 from tests.conftest import make_sinklm, make_tokenizer, real
 
@@ -14,7 +15,10 @@ from sinklab.cli.app import app
 from sinklab.corpora.samples import Samples
 from sinklab.models.attach import attach, head_shapes
 from sinklab.results.progress import silent
+from sinklab.sinks import find_sinks
 from sinklab.studies.fold.calibration import calibrate, check_fits
+from sinklab.studies.fold.measurement import folded_copies, prefix_cache
+from sinklab.studies.origin.measurement import birth_neurons
 
 SHORT = ["--corpus", "random_tokens", "--samples", "4", "--seq-len", "40"]
 
@@ -109,13 +113,44 @@ def test_a_model_in_memory_is_changed_and_handed_back():
     assert getattr(model.transformer.h[0].attn, ATTRIBUTE).shape.folded == (0, 1)
 
 
+def test_numbers_of_a_query_that_are_always_zero_are_left_out():
+    """As those that the norm of queries of Gemma 3 sets to zero; they once made constants of 1e150."""
+    model = planted()
+    tokens = Samples.of_tokens(torch.cat((torch.zeros(4, 1, dtype=torch.long), torch.randint(2, 300, (4, 30))), 1))
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.attn.c_attn.weight[:, 3] = layer.attn.c_attn.bias[3] = 0.0
+    fits = calibrate(model, tokens, head_shapes(model, None, sources=True), [0], batch_size=2, progress=silent)
+    assert all(not fit.key[0, 3] and fit.key.abs().max() < 100 for fit in fits.values())
+
+
 def test_a_sinklm_is_built_anew():
     result = sinklab.fold_sinks("embedded:softmax", samples=4, seq_len=64)
-    assert result.summary["forms"][-1]["name"] == "nothing"
     assert type(result.loaded.model).__name__ == "SinkLM"
     assert result.loaded.model.config.operation["name"] == "folded_sink"
-    nothing = result.summary["forms"][-1]["change"]["mean"]
-    assert abs(next(form for form in result.summary["forms"] if form["chosen"])["change"]["mean"]) < 0.3 * nothing
+    forms = {form["name"]: form["change"]["mean"] for form in result.summary["forms"]}
+    assert abs(forms["constants"]) < 0.3 * forms["nothing"]
+
+
+def test_neurons_that_write_the_sink_are_silenced_where_the_loss_allows_it():
+    """Neuron 5 of block 0 answers to <bos> alone and writes nearly all of its state; heads of the later blocks rest there."""
+    model = planted()
+    block = model.transformer.h[0].mlp
+    with torch.no_grad():
+        embedded = model.transformer.wte.weight[0] + model.transformer.wpe.weight[0]
+        block.c_fc.weight[:, 5] = 100 * embedded / embedded.norm()
+        block.c_proj.weight[5] = 0.0
+        block.c_proj.weight[5, 3] = 20.0
+    tokens = Samples.of_tokens(torch.cat((torch.zeros(6, 1, dtype=torch.long), torch.randint(2, 300, (6, 30))), 1))
+    sinks = find_sinks(model, tokens.tokens)
+    (path, units), *_ = birth_neurons(model, tokens, sinks)
+    assert (path, units) == ("transformer.h.0.mlp.c_proj", [5])
+    names = [name for name, _, _ in folded_copies(model, tokens, sinks, "softmax")]
+    assert names == ["folded", "folded, silent"]
+    *_, (_, _, silent_model) = folded_copies(model, tokens, sinks, "softmax")
+    assert not silent_model.transformer.h[0].mlp.c_proj.weight[5].any()
+    assert not silent_model.transformer.h[0].mlp.c_fc.weight[:, 5].any()
+    assert model.transformer.h[0].mlp.c_proj.weight[5].any()
 
 
 def test_without_a_sink_there_is_nothing_to_fold(tmp_path):
@@ -133,6 +168,7 @@ def test_what_cannot_be_folded_is_one_line(done, tmp_path):
         (done[1],): "are folded already",
         (tmp_path / "sigmoid",): "folded into softmax attention, and this model has sigmoid",
         ("embedded:softmax", "--samples", "1"): "needs two or more",
+        (done[1].with_name("model"), *SHORT[:4], "--seq-len", "8"): "have 28 queries behind position 0, and a fit takes 32",
         ("embedded:softmax", "--margin", "0"): "--margin 0.0 must be above 0 nats",
     }
     for words, message in lines.items():
@@ -152,3 +188,14 @@ def test_smollm2_keeps_its_loss_and_streams_without_a_sink():
     assert forms["nothing"] > 0.2
     assert forms["learned sink logit (gpt-oss)"] > 0.1
     assert sum(head["folded"] for head in result.summary["heads"]) > 200
+
+
+def test_a_cached_entry_stands_for_the_first_token_of_the_model_as_it_is(done, folder):
+    loaded = sinklab.load_model(str(folder))
+    tokens = torch.cat((torch.zeros(2, 1, dtype=torch.long), torch.randint(2, 300, (2, 20))), 1)
+    cache = prefix_cache(load_file(done[1] / "prefix.safetensors"), batch=2)
+    with torch.no_grad():
+        found = loaded.model(tokens[:, 1:], position_ids=torch.arange(1, 21)[None], past_key_values=cache).logits
+        torch.testing.assert_close(found, loaded.model(tokens).logits[:, 1:], atol=1e-5, rtol=1e-5)
+    forms = {form["name"]: form for form in json.loads((done[1] / "summary.json").read_text())["forms"]}
+    assert abs(forms["a cached entry, not folded"]["change"]["mean"]) < 1e-6

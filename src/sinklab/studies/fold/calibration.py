@@ -40,6 +40,7 @@ class Fit:
         value: ``(num_kv_heads, value_dim)``, the mean over texts and queries, by the weight that these give.
         value_spread: ``(num_kv_heads,)``: root mean square distance of the values of single texts from it, over its norm.
         weight: ``(num_heads,)``: mean weight on the sinks, of the queries that see them and stand on none.
+        sink_key: ``(num_kv_heads, head_dim)``: mean key of the first sink as it is cached, rotated at its position.
     """
 
     key: Tensor
@@ -48,6 +49,7 @@ class Fit:
     value: Tensor
     value_spread: Tensor
     weight: Tensor
+    sink_key: Tensor
 
 
 @dataclasses.dataclass
@@ -118,7 +120,7 @@ class _Scores(seam.Observer):
         sinks = scores[..., rows, :][..., at]
         rest = scores[..., rows, :][..., ~at].logsumexp(-1).double()
         unrotated = self.unrotated.pop(name, query)[:, :, rows].double()
-        self.take(name, unrotated, sinks.double(), rest, value[:, :, at].double())
+        self.take(name, unrotated, sinks.double(), rest, value[:, :, at].double(), key[:, :, self.positions[0]].double())
         return native(module, query, key, value, mask, **kwargs)
 
 
@@ -155,7 +157,7 @@ class _Sums:
     def __init__(self) -> None:
         self.parts: list[dict[str, Tensor]] = []
 
-    def add(self, queries: Tensor, sinks: Tensor, rest: Tensor, values: Tensor) -> None:
+    def add(self, queries: Tensor, sinks: Tensor, rest: Tensor, values: Tensor, keys: Tensor) -> None:
         scores = sinks.logsumexp(-1)
         ones = queries.new_ones(*queries.shape[:3], 1)
         inputs = torch.cat((queries, ones), -1).transpose(0, 1).flatten(1, 2)  # (heads, rows, size + 1)
@@ -174,6 +176,8 @@ class _Sums:
                 "value": (by_value[..., None] * values).sum(dim=(0, 2)),
                 "share": by_value.sum(dim=(0, 2)),
                 "squared": (by_value * values.square().sum(-1)).sum(dim=(0, 2)),
+                "key": keys.sum(0),
+                "texts": torch.full((), float(len(keys)), dtype=torch.float64),
             }
         )
         if len(self.parts) == 2:
@@ -182,7 +186,8 @@ class _Sums:
 
     def fit(self) -> Fit:
         (sums,) = self.parts
-        scale = sums["gram"].diagonal(dim1=1, dim2=2).clamp_min(1e-300).rsqrt()  # columns of one size: sizes of queries differ
+        sizes = sums["gram"].diagonal(dim1=1, dim2=2)
+        scale = torch.where(sizes > 0, sizes.clamp_min(1e-300).rsqrt(), 0.0)  # a norm may set coordinates of queries to zero
         gram = sums["gram"] * scale[:, :, None] * scale[:, None, :]
         values, vectors = torch.linalg.eigh(gram)
         inverse = torch.where(values > LEAST_EIGENVALUE * values[:, -1:], 1 / values, 0.0)
@@ -192,7 +197,8 @@ class _Sums:
         norm = value.square().sum(-1)
         spread = (sums["squared"] / sums["share"].clamp_min(1e-300) - norm).clamp_min(0).sqrt() / norm.sqrt().clamp_min(1e-300)
         count = sums["count"]
-        return Fit(solution[:, :-1], solution[:, -1], sums["score"] / count, value, spread, sums["weight"] / count)
+        key = sums["key"] / sums["texts"]
+        return Fit(solution[:, :-1], solution[:, -1], sums["score"] / count, value, spread, sums["weight"] / count, key)
 
 
 def calibrate(
@@ -213,8 +219,8 @@ def calibrate(
     """
     sums = {name: _Sums() for name in shapes}
 
-    def take(name: str, queries: Tensor, sinks: Tensor, rest: Tensor, values: Tensor) -> None:
-        sums[name].add(queries, sinks, rest, values)
+    def take(name: str, *parts: Tensor) -> None:
+        sums[name].add(*parts)
 
     _run(model, samples, shapes, positions, take, batch_size, lambda done: progress("calibrating", done, len(samples)))
     return {name: own.fit() for name, own in sums.items()}
@@ -233,7 +239,7 @@ def check_fits(
     """How well fits do on other samples; arguments as of :func:`calibrate`."""
     sums: dict[str, Tensor] = {}
 
-    def take(name: str, queries: Tensor, sinks: Tensor, rest: Tensor, values: Tensor) -> None:
+    def take(name: str, queries: Tensor, sinks: Tensor, rest: Tensor, *_: Tensor) -> None:
         scores, own = sinks.logsumexp(-1), fits[name]
         fitted = torch.matmul(queries, own.key[..., None])[..., 0] + own.constant[:, None]
         weight = torch.sigmoid(scores - rest)

@@ -69,8 +69,8 @@ def fold_sinks(
         samples: Texts for the constants, and as many others to judge them by.
         margin: Nats by which the loss may change; layers that cost more are left as they are.
         silence: Also set the neurons to zero that make the token stand out, where that costs no more than the margin.
-        out: Directory for the folded model, which sinklab.load_model reads, with constants.safetensors, report.html,
-            summary.json, table.parquet and run.json; none by default.
+        out: Directory for the folded model, which sinklab.load_model reads, with constants.safetensors, prefix.safetensors,
+            report.html, summary.json, table.parquet and run.json; none by default.
 
     In Python:
         ``result.loaded`` is the folded model; a model of transformers that was given is changed in place.
@@ -137,7 +137,9 @@ def fold_sinks(
         )  # fmt: skip
         run.progress("looking for sinks", 1, 1)
         neurons = birth_neurons(loaded.model, starts.take(slice(0, 4)), sinks) if silence else []
-        folded, found = fold(loaded.model, calibration, judged, sinks, margin=margin, neurons=neurons, progress=run.progress)
+        folded, found, prefix = fold(
+            loaded.model, calibration, judged, sinks, margin=margin, neurons=neurons, progress=run.progress
+        )
         made = dataclasses.replace(loaded, model=folded, operation="folded_sink" if found.positions else loaded.operation)
         facts = {"model": loaded.name, "revision": loaded.revision, "operation": made.operation}
         constants = {"corpus": (other or text).label, "bos": int(with_bos)}
@@ -146,6 +148,8 @@ def fold_sinks(
             if found.positions:
                 save_model(folded, folder, tokenizer)
                 save_file(constants_of(folded), folder / "constants.safetensors")
+            if prefix:
+                save_file(prefix, folder / "prefix.safetensors")
 
         result = run.finish(
             summary={**facts, **constants, "sinks": sinks.to_dict(), **to_json(found)},

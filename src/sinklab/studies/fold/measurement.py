@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -11,26 +12,28 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.attention.anatomy import on_seam_modules
+from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import input_device
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, OperationState
 from sinklab.corpora.samples import Samples
 from sinklab.errors import InputError, UnsupportedModelError
 from sinklab.models.attach import CONFIG_FIELD, attach_folded, head_shapes, recorded_heads
-from sinklab.models.losses import is_two_sided, loss_kind
+from sinklab.models.losses import cross_entropies, is_two_sided, loss_kind
 from sinklab.operations.folded_sink import FoldedSink
-from sinklab.results.blocks import counted
+from sinklab.results.blocks import counted, names
 from sinklab.results.intervals import mean_over_items
-from sinklab.results.progress import Progress, plan
+from sinklab.results.progress import Progress, plan, silent
 from sinklab.sinks import Sinks
 from sinklab.studies.fold.calibration import Fit, Residuals, calibrate, check_fits, parameters_of
 from sinklab.studies.fold.found import FoldedHead, Folding, Form, Silenced
 from sinklab.studies.measure.probing import forward_arguments, sample_losses, tokens_at_once
+from sinklab.studies.origin.measurement import birth_neurons
 
-__all__ = ["constants_of", "fold", "foldable_positions", "require_foldable"]
+__all__ = ["constants_of", "fold", "foldable_positions", "folded_copies", "require_foldable"]
 
 Births: TypeAlias = Sequence[tuple[str, list[int]]]
 """Linear maps by name, and the neurons by which each writes a sink."""
@@ -38,8 +41,8 @@ Births: TypeAlias = Sequence[tuple[str, list[int]]]
 RESTS = 10.0
 """Percent of texts in which a head must sink to rest there: as in the count of sinking heads."""
 
-MOST_ERROR = 0.1
-"""Mean distance of the weight on nothing from the weight on the sinks above which a key–value head is left alone."""
+MOST_MISSED = 0.25
+"""Share of the weight on the sinks that the fit of a key–value head misses, above which the head is left alone."""
 
 STRETCHES = 12
 """Of the curve of the losses, at most."""
@@ -100,7 +103,7 @@ def fold(
     margin: float,
     neurons: Births,
     progress: Progress,
-) -> tuple[PreTrainedModel, Folding]:
+) -> tuple[PreTrainedModel, Folding, dict[str, Tensor]]:
     """Fold the sinks of a model; in place, but for a :class:`~sinklab.models.language_model.SinkLM`, which is built anew.
 
     Args:
@@ -109,19 +112,23 @@ def fold(
         margin: change of the loss in nats up to which a fold is taken; of one that costs more, layers are left as they are,
             those with the largest errors first.
         neurons: that write the sinks (:func:`~sinklab.studies.origin.measurement.birth_neurons`), to be silenced too.
+
+    Returns:
+        The folded model, what was found, and the entries of :func:`prefix_cache`; none of a model that no such cache serves.
     """
     positions, notes = foldable_positions(sinks)
     length = calibration.positions or 0
     if not positions:
         why = "Nothing to fold: no sink at a fixed position." if sinks.sinks else "Nothing to fold: no sink was found."
-        return model, Folding(
-            why, [], len(calibration), len(samples), length, None, margin, [], [], [], [], [], {}, {}, notes
-        )  # fmt: skip
-    if positions[-1] + 2 >= length:
-        raise InputError(
-            f"texts of {length} tokens hold hardly a query behind position {positions[-1]}; give a larger `seq_len`"
-        )
+        nothing = Folding(why, [], len(calibration), len(samples), length, None, margin, [], [], [], [], [], {}, {}, notes)
+        return model, nothing, {}
     shapes = head_shapes(model, calibration.take(slice(0, 1)).on(input_device(model), model.dtype), sources=True)
+    queries, needed = len(calibration) * (length - positions[-1] - 1), 2 * max(shape.head_dim for shape in shapes.values())
+    if queries < needed:
+        raise InputError(
+            f"{len(calibration)} texts of {length} tokens have {queries} queries behind position {positions[-1]}, and a fit takes "
+            f"{needed}, twice the numbers of a query; give a larger `seq_len` or more `samples`"
+        )
     size = max(1, min(8, tokens_at_once(model) // max(length, 1)))
     judged = loss_kind(model) is not None
     plan(
@@ -129,10 +136,13 @@ def fold(
     )
     fits = calibrate(model, calibration, shapes, positions, batch_size=size, progress=progress)
     residuals = check_fits(model, samples, shapes, positions, fits, batch_size=size, progress=progress)
-    resting = {(head.module, head.head) for sink in sinks.sinks for head, rate in sink.heads if rate >= RESTS}
+    resting = _resting(sinks)
     folded, left_alone = _choose(shapes, residuals, resting)
     with _largest_inputs(model) as largest:
         plain = _scored(model, samples, judged)
+    prefix = None
+    if loss_kind(model) == "next token" and positions == [0]:
+        prefix = _prefixed_losses(model, samples, fits)
     inputs = {"as it is": max(largest.values(), default=0.0)}
     progress("losses", 1, 6)
     chosen_shapes = {name: dataclasses.replace(shape, folded=folded[name]) for name, shape in shapes.items()}
@@ -157,6 +167,8 @@ def fold(
     progress("losses", 6, 6)
     forms = [dataclasses.replace(form, chosen=form.name == which.name) for form in forms]
     forms.append(_form(_Chosen("nothing", "–", "–", True, True), plain, losses["nothing"], behind))
+    if prefix is not None:
+        forms.append(_form(_Chosen("a cached entry, not folded", "its mean key", "mean", True, True), plain, prefix, behind))
     silenced = list[Silenced]()
     if judged:
         silenced = _silence(model, samples, losses[which.name], neurons, margin, behind)
@@ -172,7 +184,43 @@ def fold(
         float(plain[:, behind:].nanmean()) if judged else None, margin, forms if judged else [], heads, left_alone, silenced,
         places, curves, inputs, notes,
     )  # fmt: skip
-    return model, found
+    return model, found, {} if prefix is None else prefix_of(fits)
+
+
+def folded_copies(
+    model: PreTrainedModel, calibration: Samples, sinks: Sinks, operation: str
+) -> Iterator[tuple[str, str, PreTrainedModel]]:
+    """A model with its sinks folded, and the same with the neurons silent that write them; a name and a description of each.
+
+    The copy that is given second is the first one, changed further. Nothing is judged by a loss; arguments as of :func:`fold`.
+
+    Raises:
+        SinklabError: the model cannot be folded.
+    """
+    require_foldable(model, operation)
+    positions, _ = foldable_positions(sinks)
+    if not positions:
+        return
+    inputs, neurons = calibration.take(slice(0, 1)), birth_neurons(model, calibration.take(slice(0, 4)), sinks)
+    copied = copy.deepcopy(model)
+    shapes = head_shapes(copied, inputs.on(input_device(copied), copied.dtype), sources=True)
+    fits = calibrate(copied, calibration, shapes, positions, batch_size=2, progress=silent)
+    residuals = check_fits(copied, calibration, shapes, positions, fits, batch_size=2, progress=silent)
+    folded, _ = _choose(shapes, residuals, _resting(sinks))
+    shapes = {name: dataclasses.replace(shape, folded=folded[name]) for name, shape in shapes.items()}
+    constants = {name: parameters_of(fits[name], heads) for name, heads in folded.items() if heads}
+    copied = attach_folded(copied, FoldedSink(positions=tuple(positions)), shapes, constants)
+    yield "folded", "the sinks folded into constants", copied
+    for path, units in neurons:
+        list(_made_zero(copied, path, units))
+    if neurons:
+        yield "folded, silent", "the sinks folded, and the neurons silent that write them", copied
+
+
+def _resting(sinks: Sinks) -> set[tuple[str, int]]:
+    """Module and head of those that rest on a sink at a fixed position."""
+    fixed = [sink for sink in sinks.sinks if sink.kind in ("position", "group")]
+    return {(head.module, head.head) for sink in fixed for head, rate in sink.heads if rate >= RESTS}
 
 
 def constants_of(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -186,6 +234,44 @@ def constants_of(model: PreTrainedModel) -> dict[str, Tensor]:
     }
 
 
+def prefix_cache(entries: Mapping[str, Tensor], batch: int = 1) -> DynamicCache:
+    """A cache that holds the sink as one constant entry, for a model that is not folded; its text begins at position 1.
+
+    Args:
+        entries: ``<number of the layer>.key`` and ``.value``, ``(num_kv_heads, size)``, as ``prefix.safetensors`` has them.
+        batch: rows of the text.
+    """
+    cache = DynamicCache()
+    for layer in range(len(entries) // 2):
+        key, value = (entries[f"{layer}.{kind}"].expand(batch, -1, -1)[:, :, None].clone() for kind in ("key", "value"))
+        cache.update(key, value, layer)
+    return cache
+
+
+def prefix_of(fits: Mapping[str, Fit]) -> dict[str, Tensor]:
+    """The entries of :func:`prefix_cache`, float32: means over the calibration texts."""
+    parts = ((f"{layer}.key", fit.sink_key, f"{layer}.value", fit.value) for layer, fit in enumerate(fits.values()))
+    return {name: tensor.float().contiguous() for one in parts for name, tensor in (one[:2], one[2:])}
+
+
+@torch.inference_mode()
+def _prefixed_losses(model: PreTrainedModel, samples: Samples, fits: Mapping[str, Fit]) -> Tensor:
+    """Losses with the constant entry in front, in the place of a first token that all texts share, and else before it."""
+    tokens = samples.tokens
+    assert tokens is not None
+    shared = int(bool((tokens[:, 0] == tokens[0, 0]).all()))
+    entries = {name: entry.to(model.device, model.dtype) for name, entry in prefix_of(fits).items()}
+    losses = []
+    for row in tokens.to(model.device).split(2):
+        given = row[:, shared:]
+        places = torch.arange(1, 1 + given.shape[1], device=model.device).expand_as(given)
+        cache = cache_argument(model, prefix_cache(entries, len(row)))
+        logits = model(input_ids=given, position_ids=places, **cache).logits
+        own = cross_entropies(logits[:, :-1], given[:, 1:])
+        losses.append(nn.functional.pad(own, (row.shape[1] - 1 - own.shape[1], 0), value=math.nan).double().cpu())
+    return torch.cat(losses)
+
+
 def _choose(
     shapes: Mapping[str, HeadShape], residuals: Mapping[str, Residuals], resting: set[tuple[str, int]]
 ) -> tuple[dict[str, tuple[int, ...]], list[str]]:
@@ -195,13 +281,13 @@ def _choose(
         if not any(module == name for module, _ in resting):
             folded[name] = ()
             continue
-        errors = residuals[name].error.unflatten(0, (shape.num_kv_heads, -1)).amax(1)
-        folded[name] = tuple(index for index in range(shape.num_kv_heads) if float(errors[index]) <= MOST_ERROR)
-        if len(folded[name]) < shape.num_kv_heads:
-            groups = [str(index) for index in range(shape.num_kv_heads) if index not in folded[name]]
-            lines.append(
-                f"Layer {layer}, key–value head {', '.join(groups)}: the fit misses the weight by {float(errors.max()):.2f}."
-            )
+        own = residuals[name]
+        error, weight = (sums.unflatten(0, (shape.num_kv_heads, -1)).sum(1) for sums in (own.error, own.weight))
+        missed = (error / weight.clamp_min(1e-300)).tolist()
+        folded[name] = tuple(index for index, share in enumerate(missed) if share <= MOST_MISSED)
+        left = [f"{index} ({100 * share:.0f} %)" for index, share in enumerate(missed) if share > MOST_MISSED]
+        if left:
+            lines.append(f"Layer {layer}, key–value head {names(left)}: the fit misses so much of the weight on the sinks.")
     return folded, lines
 
 

@@ -47,15 +47,15 @@ def show(found: Folding) -> Iterator[Block]:
     if found.largest:
         yield Facts([("largest input of a linear map", ", ".join(f"{name} {number(v)}" for name, v in found.largest.items()))])
     yield Curves("Loss behind each token", found.curves, [float(place) for place in found.places], "token", "nats")
-    cells, counts = dict[tuple[int, int], tuple[str, str, str]](), dict.fromkeys(("folded", "left", "none"), 0)
+    cells, counts = dict[tuple[int, int], tuple[str, str, str]](), dict.fromkeys(("birth-1", "birth-2", "none"), 0)
     for head in found.heads:
-        kind, letter = ("folded", "F") if head.folded else ("left", "L") if head.rests else ("none", "·")
+        kind, letter = ("birth-1", "F") if head.folded else ("birth-2", "L") if head.rests else ("none", "·")
         counts[kind] += 1
         words = f"{head.layer}.{head.head}: R² {number(head.explained)}, weight {number(head.weight)} ± {number(head.error)}"
         cells[head.layer, head.head] = letter, kind, words
     legend = [
-        ("folded", "F", counts["folded"], "folded"),
-        ("left", "L", counts["left"], "rests on a sink and is left alone"),
+        ("birth-1", "F", counts["birth-1"], "folded"),
+        ("birth-2", "L", counts["birth-2"], "rests on a sink and is left alone"),
         ("none", "·", counts["none"], "does not rest on one"),
     ]
     yield HeadMap("Which heads are folded", cells, legend)
