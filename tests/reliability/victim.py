@@ -33,8 +33,6 @@ from sinklab_claims.contract.scales import base_config
 from sinklab_claims.pathways import runs
 from sinklab_claims.reproduce import store
 
-__all__ = ["WRITES", "run_line"]
-
 IMPORTED = (matplotlib, pandas, torch, transformers, sinklab)
 
 WRITES = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "os.link", "os.symlink"})
