@@ -108,12 +108,6 @@ class TestOutput:
         assert [token["id"] for token in tokens] == [token.id for token in expected]
         assert summary["policy"] == "{0, 1, 3}+11"  # <bos> and ab, and what was asked for
 
-    def test_a_stop_string(self, checkpoint, expected):
-        text = "".join(token.text for token in expected)
-        stop = text[6:9]
-        options = [*SMALL, "--endless", "--max-new-tokens", 30, "--stop", stop]
-        assert run(checkpoint, "--prompt", PROMPT, *options).stdout == text[: text.index(stop)]
-
     def test_notes(self, checkpoint):
         options = ["--prompt", "def", "--max-new-tokens", 1]
         grows = run(checkpoint, *options, "--policy", "full").stderr.splitlines()[0]

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from rich.table import Table
 from tests.command_line import CliRunner
 
@@ -23,7 +22,6 @@ from sinklab.results.environment import installed
 from sinklab.results.folder import default_out
 from sinklab.results.progress import SETTLED, Pace, is_quiet, quietly, say
 from sinklab.results.run import Listing
-from sinklab.results.terminal import PIPE_WIDTH, fitted
 from sinklab.results.version import __version__
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--probe", "sink_rate"]
@@ -235,33 +233,6 @@ def table() -> Table:
     shown.add_row("sink_window", "a", "2.574 ± 0.40", "393 KiB")
     shown.add_row("recompute_the_window", "", "2.736", "–")
     return shown
-
-
-def printed(width: int) -> list[str]:
-    console = Console(soft_wrap=True, width=width, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    for piece in fitted(table(), console):
-        console.print(piece)
-    return console.export_text().splitlines()
-
-
-def test_a_table_that_fits_stays_as_it_is():
-    assert printed(PIPE_WIDTH) == printed(60)
-    assert len(printed(60)) == 3
-
-
-def test_a_table_wraps_between_words_where_words_fit():
-    lines = printed(40)
-    assert len(lines) > 3
-    assert max(map(len, lines)) <= 40
-    words = " ".join(lines).split()
-    assert {"recompute_the_window", "2.574", "±", "393", "KiB", "nats"} <= set(words)
-
-
-def test_where_they_do_not_every_row_is_a_few_lines():
-    assert printed(30) == [
-        "sink_window", "  a", "  loss in nats: 2.574 ± 0.40", "  held: 393 KiB", "",
-        "recompute_the_window", "  loss in nats: 2.736", "  held: –",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [40, 50, 60])

@@ -95,11 +95,6 @@ class TestKinds:
         assert found.main.kind == "position"
         assert found.describe() == "position 2, token “7”"
 
-    def test_one_token_repeated_is_no_token_sink(self):
-        tokens = torch.full((3, 24), LOUD)
-        found = find_sinks(planted(loud=0.0), tokens, threshold=0.1)
-        assert found.main.position == 0
-
     @pytest.mark.parametrize("window", [10, 20])
     def test_a_mean_as_large_as_the_threshold_makes_no_sink(self, window):
         finder = SinkFinder(threshold=1 / window)
@@ -327,10 +322,6 @@ class TestFinder:
         np.testing.assert_allclose(whole.value_ratio, parts.value_ratio, rtol=1e-5)
         assert np.isfinite(whole.value_ratio).all()
 
-    def test_a_value_says_nothing_that_nobody_has_found(self):
-        assert Sinks.at(None) == Sinks(threshold=0.3, definition="", samples=0, seq_len=0, length=0, heads_by_weight=0)
-        assert Sinks.at("null").main.name == "the null score"
-
     def test_token_0_is_a_token(self):
         tokens = texts(2, 5, 3, 9)
         tokens[tokens == LOUD] = 0
@@ -446,13 +437,6 @@ class TestTokensOfCalls:
         sinks = Sinks.at(Sink(kind="token", token=LOUD))
         assert sinks.keys(watcher.seen[-1]).tolist() == [[2] * 3, [5] * 3]
 
-    def test_a_cache_that_the_model_made_itself(self):
-        model, tokens, watcher = planted(), texts(2), Calls()
-        with torch.no_grad(), attend(model, [watcher]):
-            cache = model(input_ids=tokens[:, :6], use_cache=True).past_key_values
-            model(input_ids=tokens[:, 6:8], past_key_values=cache)
-        assert watcher.seen[-1].key_tokens.equal(tokens[:, :8])
-
     def test_what_was_cached_before_is_not_known(self):
         model, tokens = planted(), texts(2)
         with torch.no_grad():
@@ -466,16 +450,6 @@ class TestTokensOfCalls:
         call = calls_of(model, inputs_embeds=model.embed_tokens(texts(2)))[0]
         assert call.key_tokens is None
         assert (Sinks.at(Sink(kind="token", token=LOUD)).keys(call) == -1).all()
-
-
-def test_sinks_are_shown_in_a_line():
-    found = find_sinks(planted(), texts(2, 2, 2))
-    heads = found.main.sinking
-    assert repr(found).startswith(
-        f"Sinks(position 2, token {LOUD}: {found.main.rate:.3g} %, {heads} of {len(found.heads)} heads; 3 samples of "
-    )
-    assert repr(Sinks.at(0)) == "Sinks(position 0; given)"
-    assert repr(Sinks()) == "Sinks(none; given)"
 
 
 def test_a_text_of_one_token_has_no_other_value_to_compare_with():

@@ -10,7 +10,7 @@ import torch
 
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Encoder
-from sinklab.corpora.python_source import PythonSource, _source_files
+from sinklab.corpora.python_source import PythonSource
 from sinklab.errors import InputError
 
 
@@ -44,18 +44,6 @@ def test_a_file_is_on_the_same_side_wherever_python_lives(monkeypatch, tmp_path)
     assert 0 < len(sides[0]) < 40
 
 
-def test_packages_below_a_package_and_small_files_are_no_source(tmp_path):
-    text = "x = 1\n" * 50
-    for name in ("a.py", "deep/b.py", "deep/site-packages/c.py", "site-packages/d.py", "e.txt", "deep/.hidden/f.py"):
-        (tmp_path / "base" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "base" / name).write_text(text)
-    (tmp_path / "base" / "small.py").write_text("x = 1\n")
-    (tmp_path / "base" / "around").symlink_to(tmp_path / "base")
-    names = ["a.py", "deep/.hidden/f.py", "deep/b.py"]
-    assert sorted(_source_files(tmp_path / "base", tmp_path / "base")) == [(name, tmp_path / "base" / name) for name in names]
-    assert sorted(name for name, _ in _source_files(tmp_path, tmp_path / "base")) == [f"base/{name}" for name in names]
-
-
 def test_samples_are_real_code_without_special_tokens(encoder):
     tokens = PythonSource().sample(encoder, seq_len=32, samples=20, seed=0, bos=True)
     assert tokens.shape == (20, 32)
@@ -83,10 +71,3 @@ def test_identity_names_the_versions_it_was_read_from():
 def test_a_length_that_no_file_has_ends_with_counts_instead_of_searching_for_ever(encoder):
     with pytest.raises(InputError, match="it gives 0 of 2 samples of 5,000,000 tokens"):
         PythonSource().sample(encoder, seq_len=5_000_000, samples=2, seed=0, bos=False)
-
-
-def test_the_first_documents_are_a_sample_of_all_packages():
-    corpus = PythonSource()
-    first = [document for document, _ in zip(corpus.documents("train"), range(200), strict=False)]
-    assert first == [document for document, _ in zip(corpus.documents("train"), range(200), strict=False)]
-    assert 20 < sum("torch" in document for document in first) < 180

@@ -24,11 +24,6 @@ def test_an_unknown_name_suggests_the_nearest():
         resolve_corpus("python_sorce")
 
 
-def test_an_empty_directory_is_no_corpus(tmp_path):
-    with pytest.raises(InputError, match=r"holds no text: no file with the ending \.txt or \.md"):
-        resolve_corpus(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("names", "kind"),
     [

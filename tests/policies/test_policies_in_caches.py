@@ -11,9 +11,7 @@ from torch import Tensor
 
 from sinklab.policies.full import Full
 from sinklab.policies.pinned import Pinned
-from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
-from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.reader import open_reader
 
 LENGTH = 44
@@ -42,28 +40,6 @@ def text(rows: int = 1, seed: int = 3) -> Tensor:
 def read(model, tokens, cache, pieces) -> Tensor:
     parts = tokens.split(list(pieces), dim=1)
     return torch.cat([model(input_ids=part, past_key_values=cache).logits for part in parts], dim=1)
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.describe())
-def test_beams(model, policy):
-    tokens = text(rows=2)
-    cache = PolicyCache(policy, model)
-    read(model, tokens[:, :30], cache, [30])
-    cache.reorder_cache(torch.tensor([1, 1]))
-    found = read(model, tokens[:, 30:], cache, [14])
-    for row in range(2):
-        whole = torch.cat((tokens[1:, :30], tokens[row : row + 1, 30:]), dim=1)
-        alone = read(model, whole, PolicyCache(policy, model), [LENGTH])[0, 30:]
-        torch.testing.assert_close(found[row], alone, atol=TOLERANCE, rtol=0)
-
-
-def test_pinning_what_is_first_is_sink_and_window(model):
-    tokens = text()
-    pinned = read(model, tokens, PolicyCache(Pinned(pinned=(0, 1), window=7), model), [LENGTH])
-    sinks = read(model, tokens, PolicyCache(SinkWindow(num_sinks=2, window=7), model), [LENGTH])
-    assert torch.equal(pinned, sinks)
-    none = read(model, tokens, PolicyCache(SinkWindow(num_sinks=0, window=7), model), [LENGTH])
-    assert torch.equal(read(model, tokens, PolicyCache(Window(window=7), model), [LENGTH]), none)
 
 
 def test_a_padded_batch_in_full(model):

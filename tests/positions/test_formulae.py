@@ -79,12 +79,6 @@ def test_rotary_turns_halves_and_scores_see_differences():
     torch.testing.assert_close(scores[0], scores[1], rtol=0, atol=1e-11)
 
 
-def test_rotated_states_keep_their_dtype():
-    built = scheme("rotary", Architecture(hidden_size=8, num_attention_heads=1))
-    states = torch.ones(1, 1, 4, 8, dtype=torch.bfloat16)
-    assert {rotated.dtype for rotated in built.rotate(states, states, built.rotation(INDEX, torch.float32))} == {torch.bfloat16}
-
-
 def test_learned_refuses_positions_beyond_its_table():
     model = SinkLM(SinkLMConfig(**TINY | {"max_position_embeddings": 8}, position={"name": "learned"}))
     model(input_ids=torch.zeros(1, 8, dtype=torch.int64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dense_oracle import assert_same, make_call, show, values_of
+from dense_oracle import make_call, show, values_of
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.errors import ContractError
@@ -61,11 +61,3 @@ def test_a_projection_of_another_shape_is_refused():
     bare.head_outputs = None
     with pytest.raises(ContractError, match="without head outputs"):
         HeadOutput().update(bare, Statistics())
-
-
-def test_merge_adds():
-    torch.manual_seed(1)
-    calls = [call_of(torch.randn(1, 4, 2, 3), torch.randn(5, 6), torch.randn(1, 4, 5)) for _ in range(2)]
-    half = show(HeadOutput(), calls[0])
-    half.merge(show(HeadOutput(), calls[1]))
-    assert_same(values_of(half), values_of(show(HeadOutput(), *calls)), rel=1e-6)

@@ -43,8 +43,3 @@ def test_sigmoid_has_a_row_mass_and_no_null_mass():
     # sigmoid(0) on 1, 2 and 3 keys: .5, 1, 1.5
     assert found["row_mass", MODULE, 0, None] == (pytest.approx(1.0), 3)
     assert not [key for key in found if key[0] == "null_mass"]
-
-
-def test_padding_rows_are_not_counted():
-    call = make_call(torch.randn(2, 1, 5, 4), torch.randn(2, 1, 5, 4), lengths=[[2], [4]], left=True)
-    assert values_of(show(NullMass(), call))["row_mass", MODULE, 0, None] == (pytest.approx(1.0, abs=1e-6), 6)

@@ -64,14 +64,6 @@ def test_index_rules_over_several_tiles(monkeypatch):
     assert_same(values_of(show(QueryKeyAngle(), call)), all_pairs(call), rel=1e-3)
 
 
-def test_merge_adds():
-    torch.manual_seed(2)
-    calls = [make_call(torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)) for _ in range(2)]
-    half = show(QueryKeyAngle(), calls[0])
-    half.merge(show(QueryKeyAngle(), calls[1]))
-    assert_same(values_of(half), values_of(show(QueryKeyAngle(), *calls)), rel=1e-6)
-
-
 def test_zero_vectors_have_no_angle():
     found = values_of(show(QueryKeyAngle(), make_call(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2))))
     assert found["cosine", MODULE, 0, 0] == (0.0, 2)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from dense_oracle import assert_same, dense_weights, make_call, show, values_of
+from dense_oracle import dense_weights, make_call, show, values_of
 
 from sinklab.probes.score_gap import ScoreGap
 from sinklab.registry import operations
@@ -94,11 +94,3 @@ def test_against_all_pairs(options, sharpness, sink_position):
             # score - LSE, 1e-5, by the share of the rest, at least 1e-3: 1e-2 in a single row.
             tolerance = {"gap_to_rest_lse": 1e-2}.get(metric, 1e-4)
             assert found[metric, MODULE, head, None] == (pytest.approx(sum(values) / len(values), abs=tolerance), len(values))
-
-
-def test_merge_adds():
-    torch.manual_seed(2)
-    calls = [make_call(torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4)) for _ in range(2)]
-    half = show(ScoreGap(), calls[0])
-    half.merge(show(ScoreGap(), calls[1]))
-    assert_same(values_of(half), values_of(show(ScoreGap(), *calls)), rel=1e-6)
