@@ -79,25 +79,6 @@ def test_names_are_those_of_the_modules(family: str) -> None:
         assert [site.module for site in sites] == names or family == "clip"  # whose towers run in an order of their own
 
 
-def test_windows_are_samples_of_one_call() -> None:
-    recorder = Recorder()
-    model = model_of("swin")
-    with attend(model, probes=[recorder], verify=True):
-        forward(model, batch_of(ZOO["swin"]))
-    # 8 × 8 patches in windows of 2 × 2: 16 windows for each of two images; after merging 4 × 4 patches: 4 windows.
-    assert [tuple(record.call.queries.shape[:3]) for record in recorder.records] == [(32, 2, 4)] * 2 + [(8, 4, 4)] * 2
-
-
-def test_rows_of_one_call_each_hold_its_whole_mass() -> None:
-    entry = ZOO["t5"]
-    with attend(model_of("t5"), probes=[Recorder()], verify=True) as session:
-        forward(model_of("t5"), batch_of(entry))
-    # Rows of softmax sum to one: batch × heads × queries, ten in the encoder and six in the decoder.
-    expected = {name: 2 * 4 * (10 if name.startswith("encoder") else 6) for name in NAMES["t5"]}
-    values = dict(zip(session.table()["module"], session.table()["value"], strict=True))
-    assert values == pytest.approx(expected, rel=1e-5)
-
-
 def test_linear_attention_is_listed() -> None:
     config = grouped(head_dim=8, num_local_experts=2, layer_types=["full_attention", "linear_attention"])
     entry = Entry("minimax", "decoder", "MiniMaxForCausalLM", config, 1)

@@ -113,22 +113,6 @@ def test_whatever_number_hides_a_key_in_a_mask_of_the_user(hidden: float, dtype:
         assert record.call.bias is None
 
 
-@pytest.mark.parametrize("hidden", [-1e9, torch.finfo(torch.float32).min])
-def test_one_row_of_a_mask_is_for_every_query(hidden: float) -> None:
-    seen = torch.ones(2, 1, 1, LENGTH, dtype=torch.bool)
-    seen[1, ..., -PADDING:] = False
-    ids, recorders = batch_of(ZOO["bert"])["input_ids"], []
-    for mask in (additive(seen, hidden), additive(seen.expand(-1, -1, LENGTH, -1), hidden)):
-        recorders.append(Recorder())
-        with attend(model_of("bert"), probes=[recorders[-1]], verify=True):
-            forward(model_of("bert"), {"input_ids": ids, "attention_mask": mask})
-    for one, whole in zip(recorders[0].records, recorders[1].records, strict=True):
-        assert torch.equal(one.weights, whole.weights)
-        assert torch.equal(one.call.query_positions, whole.call.query_positions)
-        assert one.statistics.column_count is not None
-        assert torch.equal(one.statistics.column_count, whole.statistics.column_count)
-
-
 def test_layoutlm_has_one_row_of_its_mask_for_every_query() -> None:
     entry = Entry("layoutlm", "encoder", "LayoutLMModel", shape())
     model, batch, recorder = build(entry), batch_of(entry, padded=True), Recorder()
@@ -140,17 +124,6 @@ def test_layoutlm_has_one_row_of_its_mask_for_every_query() -> None:
         counted = record.call.counted[:, None, :, None]
         assert ((record.weights - weights) * counted).abs().max() < 1e-5
         assert (record.call.query_positions[1, -PADDING:] == -1).all()
-
-
-def test_a_bias_that_falls_with_the_distance_hides_nothing() -> None:
-    distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
-    mask = (-2000.0 * distance).masked_fill(distance < 0, torch.finfo(torch.float32).min)[None, None].expand(2, -1, -1, -1)
-    recorder = Recorder()
-    with attend(model_of("llama", "sdpa"), probes=[recorder], verify=True):
-        forward(model_of("llama", "sdpa"), {"input_ids": batch_of(ZOO["llama"])["input_ids"], "attention_mask": mask})
-    for record in recorder.records:
-        assert torch.equal(record.call.visible.block(0, LENGTH, 0, LENGTH)[0, 0], distance >= 0)
-        assert record.call.bias is not None
 
 
 @pytest.mark.parametrize("backend", ZOO["swin"].backends)

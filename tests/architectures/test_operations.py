@@ -75,10 +75,6 @@ def test_sparse_selection_is_not_lost() -> None:
         forward(model, batch_of(ZOO["deepseek_v32"]))
 
 
-def test_what_is_not_replaced_is_tested_here() -> None:
-    assert {entry.id for entry in MEASURED if not entry.replaceable} == {*SINKS, "deepseek_v32"}
-
-
 def test_unknown_keywords_are_refused_without_a_session() -> None:
     model = with_operation(ZOO["llama"], Sigmoid())
     with pytest.raises(UnsupportedModelError, match="LlamaAttention is given the keyword temperature_map"):

@@ -124,14 +124,6 @@ def test_restarting_positions_without_a_document_mask_are_one_document() -> None
         assert (record.weights[0, :, 5:, :5] > 0).all()
 
 
-def test_windows_slide_over_absolute_positions() -> None:
-    for record in record_forward("mistral", "sdpa", **batch_of(ZOO["mistral"])):
-        distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)[None]
-        expected = (distance >= 0) & (distance < WINDOW)
-        assert torch.equal(record.visible.expand(2, 1, -1, -1)[0, 0], expected)
-        assert torch.equal(record.weights[0, 0] > 0, expected)
-
-
 def test_chunks_hide_what_came_before_them() -> None:
     chunked, full = record_forward("llama4", "eager", **batch_of(ZOO["llama4"]))
     same_chunk = torch.arange(LENGTH)[:, None] // 4 == torch.arange(LENGTH)[None] // 4

@@ -236,21 +236,6 @@ def test_an_adapter_is_not_a_model(tmp_path):
         read_config(tmp_path, "it", False)
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (["model.fp16.safetensors"], r"what is there is model\.fp16\.safetensors: rename it"),
-        (["consolidated.safetensors"], r"what is there is consolidated\.safetensors: rename it"),
-    ],
-)
-def test_weights_under_another_name_are_named(files, message, tmp_path):
-    (tmp_path / "pytorch_model.bin").touch()  # nobody needs to unpickle it
-    for file in files:
-        (tmp_path / file).touch()
-    with pytest.raises(InputError, match=rf"^it has no model\.safetensors and no index of shards; .*{message}"):
-        weight_files(tmp_path, "it")
-
-
 def test_pickled_weights_are_refused_with_the_reason_and_the_way_out(tmp_path):
     torch.save({"weight": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(

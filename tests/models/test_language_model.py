@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, pi
 
 from sinklab.attention.operation import HeadShape, State
 from sinklab.attention.session import attend
-from sinklab.errors import ConfigurationError, UnknownNameError
+from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
@@ -52,11 +52,6 @@ def test_a_checkpoint_comes_back_with_its_operation(operation, tmp_path):
     assert again.config.operation == (operation or {"name": "softmax"})
     assert again.config._attn_implementation == f"sinklab_{again.config.operation['name']}"
     assert torch.equal(logits_of(again), logits_of(model))
-
-
-def test_the_operation_changes_the_model():
-    softmax, sigmoid = (logits_of(make_sinklm(operation)) for operation in (None, SIGMOID))
-    assert not torch.allclose(softmax, sigmoid, atol=1e-4)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention", "sinklab_softmax"])
@@ -129,11 +124,6 @@ def test_a_softmax_checkpoint_under_another_operation(monkeypatch, tmp_path):
     torch.testing.assert_close(logits_of(model), logits_of(trained), **EXACT)
     expected = model.layers[0].input_layernorm(model.embed_tokens(TOKENS))
     assert any(torch.equal(given, expected) for given in LAYER_INPUTS)
-
-
-def test_an_unknown_operation_is_refused():
-    with pytest.raises(UnknownNameError, match="Did you mean 'sigmoid'"):
-        SinkLMConfig(operation={"name": "sigmiod"})
 
 
 # --- initialisation -----------------------------------------------------------------------------------------------------------

@@ -143,12 +143,6 @@ def test_packed_documents_each_follow_the_tokens_in_front(fronted):
     torch.testing.assert_close(logits[:, 7:], with_front(model, plain, TOKENS[:, :5]), **EXACT)
 
 
-@pytest.mark.parametrize("fields", [{"window": 3}, {"prefix": 4}], ids=["window", "prefix"])
-def test_tokens_in_front_with_masks_in_a_cache(fronted, fields):
-    model, _ = fronted(**fields)
-    torch.testing.assert_close(decoded(model, TOKENS, [6, 1, 4, 1]), logits_of(model), **EXACT)
-
-
 def test_tokens_in_front_learn_and_generate(fronted, tmp_path):
     model, _ = fronted()
     model(input_ids=TOKENS, labels=TOKENS).loss.backward()

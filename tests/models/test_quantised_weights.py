@@ -110,39 +110,6 @@ def test_an_audit_and_a_bounded_cache_of_a_model_of_codes():
     assert torch.equal(*read)
 
 
-class Packed(nn.Module):
-    """As bitsandbytes and torch keep a linear map: state under names that are no attributes, in tuples, and no tensors."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(linear.weight.detach().view(torch.uint8), requires_grad=False)
-        self.packed = linear.weight.detach()
-
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight.absmax"] = torch.ones(3)
-        destination[f"{prefix}packed"] = (self.packed, None)
-        destination[f"{prefix}dtype"] = torch.qint8
-
-    def forward(self, inputs):
-        return nn.functional.linear(inputs, self.packed)
-
-
-def test_a_model_of_packed_weights_is_measured_and_named_by_all_its_numbers():
-    model, tokenizer = trained()
-
-    def packed():
-        one = copy.deepcopy(model)
-        for layer in one.layers:
-            layer.self_attn.q_proj = Packed(layer.self_attn.q_proj)
-        return one
-
-    one, same, other = packed(), packed(), packed()
-    other.layers[0].self_attn.q_proj.packed = one.layers[0].self_attn.q_proj.packed * 2
-    assert hash_weights(one) == hash_weights(same) != hash_weights(other)
-    assert len(measure(wrap_model(one, tokenizer), probes=["sink_rate"], **SAMPLES).table)
-
-
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_a_weight_of_codes_is_held_as_numbers_without_a_gradient(requires_grad):
     codes, scale = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8), torch.tensor([[0.5], [2.0]])

@@ -337,19 +337,6 @@ def test_beams(length, extra):
     assert gap(found.sequences_scores, expected) < 1e-4
 
 
-def test_turns_of_a_talk():
-    """One cache through several calls of generate(): only what is new is read."""
-    model, cache, said = decoder("llama"), small(), text(6)
-    for turn in range(3):
-        said = torch.cat((said, text(4 + turn, seed=turn)), dim=1)
-        said = model.generate(said, past_key_values=cache, **{**GREEDY, "max_new_tokens": 6})
-        assert is_greedy(model, said, 6)
-    cache.reset()
-    assert cache.get_seq_length() == 0
-    one = text(9, rows=1, seed=5)
-    assert is_greedy(model, model.generate(one, past_key_values=cache, **GREEDY))  # another batch size too
-
-
 def test_a_copy_of_a_cache_is_of_the_same_model():
     model, prompt = build_decoder("llama"), text(17, rows=1)
     cache = small(model)

@@ -228,14 +228,6 @@ def test_states_refuse_to_go_back():
         small(transformers.BambaForCausalLM(linear).eval())
 
 
-def test_streams():
-    """The loop gives the tokens of generate()."""
-    model, prompt = built("Lfm2"), text(30, rows=1)
-    tokens = [token.id for token in Stream(model, policy=POLICY, stop_ids=()).feed(prompt).generate(20)]
-    generated = model.generate(prompt, **{**GREEDY, "max_new_tokens": 20}, **cache_argument(model, small()))
-    assert generated[0, 30:].tolist() == tokens
-
-
 # --- narrow windows ---------------------------------------------------------------------------------------------------------
 
 

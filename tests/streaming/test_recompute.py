@@ -94,10 +94,10 @@ def test_tokens_that_are_passed_over_are_seen_and_not_encoded(models, every):
 
 
 @contextlib.contextmanager
-def forwards(model) -> Iterator[list[int]]:
-    """Tokens of every forward of the model inside."""
-    seen: list[int] = []
-    handle = model.register_forward_pre_hook(lambda *given: seen.append(given[2]["input_ids"].numel()), with_kwargs=True)
+def forwards(model) -> Iterator[list[tuple[int, ...]]]:
+    """Shapes of the tokens of every forward of the model inside."""
+    seen: list[tuple[int, ...]] = []
+    handle = model.register_forward_pre_hook(lambda *given: seen.append(tuple(given[2]["input_ids"].shape)), with_kwargs=True)
     try:
         yield seen
     finally:
@@ -106,9 +106,9 @@ def forwards(model) -> Iterator[list[int]]:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), window=st.integers(1, 12))
-def test_any_division(data, window):
+def test_any_division(models, data, window):
     """Any block size, any division into calls, and any number of logits asked for in each."""
-    model = _llama()
+    model = models["llama"]
     every = data.draw(st.integers(1, window + 1))
     tokens = text()
     expected = slowly(model, tokens, window, every)
@@ -124,22 +124,9 @@ def test_any_division(data, window):
     assert reader.position == LENGTH
 
 
-_known = []
-
-
-def _llama():
-    if not _known:
-        _known.append(enlivened(FAMILIES["llama"]()))
-    return _known[0]
-
-
 def shapes_of_forwards(model, read):
-    shapes = []
-    handle = model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    read()
-    handle.remove()
+    with forwards(model) as shapes:
+        read()
     return shapes
 
 

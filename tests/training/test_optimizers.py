@@ -64,15 +64,6 @@ def test_decay_of_matrices_spares_norms_biases_and_the_parameters_of_operations(
     assert everything["weight_decay"] == 0.3
 
 
-def test_decay_of_matrices_spares_the_tokens_in_front():
-    # They are what the operation learns, as a learned key is, though the model holds them as an embedding.
-    model = make_sinklm({"name": "sink_token"})
-    for name in ("adamw", "muon"):
-        groups = make_optimizer(model, OptimizerConfig(name=name, decay="matrices")).param_groups
-        (decay,) = {g["weight_decay"] for g in groups if any(p is model.front_tokens.weight for p in g["params"])}
-        assert decay == 0.0
-
-
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
     config = OptimizerConfig(name="muon", learning_rate=1e-2, muon_learning_rate=2e-2, momentum=0.9)
     model, reference = make_sinklm(), make_sinklm()

@@ -5,7 +5,6 @@ import pytest
 from transformers import ByT5Tokenizer
 
 from sinklab.errors import InputError
-from sinklab.models.embedded import embedded_path
 from sinklab.training import tokenizer as module
 from sinklab.training.tokenizer import (
     BOS,
@@ -39,11 +38,6 @@ def test_the_bpe_is_of_bytes_and_puts_its_bos_in_front():
     assert len(ids_of(tokenizer, ["the cat"])[0]) < len("the cat")
 
 
-def test_the_first_merge_is_the_most_frequent_pair():
-    tokenizer = train_bpe(["aab ab ab"], 259)  # a-b occurs three times, a-a and space-a fewer
-    assert tokenizer.convert_ids_to_tokens(258) == "ab"
-
-
 def test_the_hash_follows_what_decides_the_ids_only(tmp_path):
     tokenizer = train_bpe(TEXTS, 270)
     before = hash_tokenizer(tokenizer)
@@ -71,14 +65,6 @@ def test_a_tokenizer_begins_a_text_as_the_rows_of_the_training(tmp_path, adds):
         assert one("the cat", "the hat")["input_ids"] == front + ids + front + ids_of(tokenizer, ["the hat"])[0]
         assert (one.bos_token, one.eos_token, one.decode(ids)) == (BOS, EOS, "the cat")
         assert ids_of(one, ["the cat"]) == [ids]
-
-
-def test_the_embedded_models_have_a_tokenizer_of_this_kind():
-    """Its files were written by the code that is now train_bpe: same pipeline, other merges."""
-    shipped = load_tokenizer(str(embedded_path("embedded:softmax"))).backend_tokenizer
-    ours = train_bpe(TEXTS, 270).backend_tokenizer
-    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        assert repr(getattr(ours, part)) == repr(getattr(shipped, part))
 
 
 def test_special_tokens_in_a_text_are_characters():
