@@ -1,7 +1,5 @@
 """The command stream: what goes where, that its tokens are the library's, how it ends, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

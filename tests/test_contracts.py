@@ -1,7 +1,5 @@
 """Every plug-in that the registry knows keeps the contract of its kind, and the contract checks notice plug-ins that do not."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import ClassVar

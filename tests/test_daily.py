@@ -1,7 +1,5 @@
 """What a daily user meets: versions, quiet, estimates, colours, narrow terminals, one folder, completion."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,7 +1,5 @@
 """The value that says where sinks are: how places are told apart, which key it is in a call, and ids of tokens in calls."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import warnings

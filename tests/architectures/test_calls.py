@@ -1,7 +1,5 @@
 """Every attention call is counted once, under the qualified name of the module that made it."""
 
-from __future__ import annotations
-
 import pytest
 
 from sinklab.attention.session import attend

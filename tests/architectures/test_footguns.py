@@ -1,7 +1,5 @@
 """docs/footguns.md does what it says: every wrong block goes wrong as told, every right block is right."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

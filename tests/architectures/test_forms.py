@@ -1,7 +1,5 @@
 """The forms in which attention arrives: precisions, autocast, masks made by the user, static caches, beams, chunked prefill."""
 
-from __future__ import annotations
-
 import pandas
 import pytest
 import torch

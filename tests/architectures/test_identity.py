@@ -1,7 +1,5 @@
 """Looking changes nothing: outputs are bit-identical before, during and after a session, for every family and backend."""
 
-from __future__ import annotations
-
 import pytest
 
 from sinklab.attention.session import attend

@@ -1,7 +1,5 @@
 """A session leaves no trace and sees only its own model: exceptions, shared configs, nesting, recomputation, threads."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

@@ -1,7 +1,5 @@
 """Which models see later tokens: what is said of them against what a change of the last token does to their outputs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """Learned sink logits let a head put mass on nothing; the measured null mass is the one worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Operations registered by name take the place of the attention of any model: the right mathematics, or a refusal."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

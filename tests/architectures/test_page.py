@@ -1,7 +1,5 @@
 """docs/architectures.md says of every family of the zoo what the zoo says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.streaming.decoders import REFUSED

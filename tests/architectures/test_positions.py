@@ -1,7 +1,5 @@
 """Keys are numbered by their place in the document, whatever the cache, the window or the padding did to the tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,8 +1,6 @@
 """The output projection that is found is the one the model uses: on the heads as they were seen, it gives what the model went
 on with. A table over all families, and a few more whose projection has a rare name, a gate or a norm in front of it."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The second tier: models off the interface, measured from the weights they return, or refused where these prove nothing."""
 
-from __future__ import annotations
-
 import math
 import types
 

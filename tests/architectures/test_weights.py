@@ -1,7 +1,5 @@
 """The measured weights are the model's own: equal to what it returns, and a reconstruction made wrong on purpose is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prose from the help of the interpreter, and which models read it if nothing is said."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

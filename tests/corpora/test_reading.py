@@ -1,7 +1,5 @@
 """How a tokenizer reads a text: counted by hand on tokenizers whose every token is known."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

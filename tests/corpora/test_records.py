@@ -1,7 +1,5 @@
 """Records: every line a text of its own, whole, in an order drawn from the seed."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

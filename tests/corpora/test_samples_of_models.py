@@ -1,7 +1,5 @@
 """Samples: rows stay together, identities tell them apart, and what they show reaches any model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 Errors are norms: of the difference, over that of the float64 result. What may be left is rounding, ``u`` at a time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole commands on the device: their numbers are those of the CPU, and what they train, resumes."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 

@@ -1,7 +1,5 @@
 """Sweeps on a Ray cluster of two nodes: the numbers of local cells, also when a worker is killed, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

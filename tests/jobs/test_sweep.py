@@ -1,7 +1,5 @@
 """Sweeps: which cells there are, that processes are run again and stopped, what comes out, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Architecture: the one description of a SinkLM's shape; fields that cannot go together are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """attach(): any operation on a foreign model; its parameters train, save and load; refusals say why."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

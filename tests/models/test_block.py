@@ -1,7 +1,5 @@
 """The parts of a SinkLM: its block, norms and feed-forward layers against their formulae."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.models.small_models import EXACT, logits_of, make

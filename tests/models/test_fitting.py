@@ -1,7 +1,5 @@
 """Checkpoints whose config, weights or tokenizer do not belong together."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

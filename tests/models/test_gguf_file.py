@@ -1,7 +1,5 @@
 """GGUF files: the weights that llama.cpp would see, unpacked; and one line for every file that cannot be read as a whole."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Grids and integer products: torch's own quantisers bit for bit, and integers against what they stand for."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """SinkLM as a transformers model: saved, loaded, compiled, generating, and never another operation than its own."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from typing import ClassVar

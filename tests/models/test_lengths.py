@@ -1,7 +1,5 @@
 """How long a text a model can read: the first length that is refused is the first that fails."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.conftest import make_sinklm

@@ -1,7 +1,5 @@
 """Who sees whom: windows, prefixes, padding, packed documents and tokens in front, together, with and without a cache."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.models.small_models import EXACT, SIGMOID, TOKENS, decoded, logits_of, make, visible

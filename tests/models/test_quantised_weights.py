@@ -1,7 +1,5 @@
 """Weights that another library keeps as codes: the numbers are those of the model with what the codes stand for."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """A model spread over memory and disk: the numbers of one device, and what cannot be spread is refused before it is loaded."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 

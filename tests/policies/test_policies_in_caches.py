@@ -1,7 +1,5 @@
 """Policies other than sink and window in the cache of slots: padding, chunks, beams and positions counted anew."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

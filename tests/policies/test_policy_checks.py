@@ -1,7 +1,5 @@
 """check_policy notices policies that do not keep the contract, one for each thing that it checks."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import ClassVar

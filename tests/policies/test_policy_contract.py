@@ -1,7 +1,5 @@
 """Every registered policy keeps the contract, at sizes that fit, that nearly do not, and that hypothesis comes up with."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The page on cache policies: its example runs, and its table names every policy."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

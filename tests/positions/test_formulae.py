@@ -1,7 +1,5 @@
 """The formulae of the position schemes, against values computed by hand and against transformers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """One token repeated (Gu et al. 2024, section 3.2): with relative positions all hidden states agree and the sink dissolves."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention received: a hand-computed column mean, the whole matrix, and all the ways to lay the same documents out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from dense_oracle import call_from_weights, dense_weights, make_call, show, values_of

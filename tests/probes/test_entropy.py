@@ -1,7 +1,5 @@
 """Entropy with and without the sink column: by hand, against renormalised dense rows, and where the identity has no digits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Head outputs: by hand, and the Gram matrix against contributions formed head by head."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from dense_oracle import make_call, show, values_of

@@ -1,7 +1,5 @@
 """Probes on real random-weight models through a session: cached decoding, packed documents, sink logits, repeated tokens."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

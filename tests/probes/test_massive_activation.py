@@ -1,7 +1,5 @@
 """Massive activations: both conditions of the criterion by hand, where the peaks are, and no dependence on the layout."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from dense_oracle import assert_same, layer_output, show_layers, values_of

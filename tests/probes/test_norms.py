@@ -1,7 +1,5 @@
 """Norms of hidden states, keys and values: three tokens by hand, padding, packing, and each cached vector counted once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from dense_oracle import assert_same, layer_output, make_call, show, show_layers, values_of

@@ -1,7 +1,5 @@
 """Mass on nothing: by hand with a sink logit, zero for plain softmax, absent where it is not defined."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from dense_oracle import make_call, show, values_of

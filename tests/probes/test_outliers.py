@@ -1,7 +1,5 @@
 """Outliers: infinity norm and kurtosis by hand, against scipy, per document, and grown token by token."""
 
-from __future__ import annotations
-
 import pytest
 import scipy.stats
 import torch

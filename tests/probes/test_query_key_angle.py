@@ -1,7 +1,5 @@
 """Query-key angle: three tokens by hand, then every layout against cosines of all pairs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from dense_oracle import assert_same, dense_weights, make_call, show, values_of

@@ -1,7 +1,5 @@
 """Score gap: by hand before and after the softmax, against all pairs, and a sink so strong that its weight tells nothing."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

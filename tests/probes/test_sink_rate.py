@@ -1,7 +1,5 @@
 """Sink rates: one small matrix read under every published definition, then padding, packing, caching, windows and null mass."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

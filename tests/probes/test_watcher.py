@@ -1,7 +1,5 @@
 """A watcher shows what it saw to whoever made it, and to nobody else: no rows, no merging."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

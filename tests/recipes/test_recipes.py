@@ -1,7 +1,5 @@
 """Recipes: they are what they say, and can be named, written down, read back and changed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

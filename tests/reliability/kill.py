@@ -5,8 +5,6 @@ The moment is before one of the changes of names that the command makes on the d
 SIGKILL, SIGTERM or SIGINT; the process the command's own or one of its workers. A JSON record goes to build/kill.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """A few seeded kills of a command, and that the harness of all of them forgets no command."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The decoders that the streaming tests run on, those that are refused, and how the tests read with them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """The life of a bounded cache: interrupted, interleaved, copied, cast, dropped; and rounding that does not add up."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

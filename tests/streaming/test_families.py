@@ -1,7 +1,5 @@
 """Every decoder family: the cache follows the published rule of StreamingLLM, and is dense before it is full."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

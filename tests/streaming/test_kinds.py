@@ -5,8 +5,6 @@ of others), layers whose sliding window is narrower than what the policy holds, 
 that see each other both ways, as in training.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -1,7 +1,5 @@
 """Models whose bias goes by the order of the keys: held in order, they stream as if the evicted tokens had never been."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """Padding: a row of a batch reads what it would read alone, whatever the other rows hold; several ragged turns too."""
 
-from __future__ import annotations
-
 import hypothesis
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Losses under a policy: the definition by hand, chunks against single tokens, dense against the model itself, intervals."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A ring in int8 or int4: what comes back, which tokens stay whole, what it costs, and that a model hardly notices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.architectures.zoo import ZOO, build

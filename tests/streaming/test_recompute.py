@@ -1,7 +1,5 @@
 """Recompute: many windows at a time, or a token at a time, is what each window read by itself gives."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

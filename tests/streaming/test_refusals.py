@@ -1,7 +1,5 @@
 """What a bounded cache refuses: before the first token, by name, and saying what to do instead."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

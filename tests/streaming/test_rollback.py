@@ -1,7 +1,5 @@
 """Taking tokens back: exactly, as far as what left the window since is held; assisted decoding says what decoding says."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Saved states: going on from a file is going on, bit for bit, and a file that does not fit is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 

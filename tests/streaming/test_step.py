@@ -1,7 +1,5 @@
 """Steps and tables: any cut of a text reads alike, the tables say what is held, and each known mistake would be seen."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import hypothesis

@@ -1,7 +1,5 @@
 """Streams: the tokens of generate() without its growth, text as it completes, rows, turns and what is kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention functions that take no mask: no forward gives them one, and the logits are the same; sdpa gets none at a token."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.streaming.decoders import (

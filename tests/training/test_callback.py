@@ -1,7 +1,5 @@
 """SinkCallback: it sees what the audit sees, changes nothing, works on any Trainer, and its windows are the right ones."""
 
-from __future__ import annotations
-
 import copy
 
 import pandas as pd

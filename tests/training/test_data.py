@@ -1,7 +1,5 @@
 """Rows by hand: the BPE of these tests has no merges, so one letter is one token; ``^`` is BOS, ``$`` is EOS."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Optimisers and schedules: what each parameter gets, against torch's own arithmetic, and rates by hand."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """``sinklab pretrain``: what it prints, where it writes, how it ends."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

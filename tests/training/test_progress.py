@@ -1,7 +1,5 @@
 """What a training shows while it goes, and the precision in which it computes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Runs: what they write, that they resume to the same numbers, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
