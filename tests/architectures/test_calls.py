@@ -1,11 +1,42 @@
-"""Every attention call is counted once, under the qualified name of the module that made it."""
+"""Looking changes no bit, and every attention call is counted once, under the qualified name of the module that made it."""
 
 import pytest
 
 from sinklab.attention.session import attend
 
-from .harness import STEPS, Recorder, decode, every_backend, every_decoding_backend, forward
+from .harness import STEPS, Recorder, assert_identical, decode, every_backend, every_decoding_backend, forward
 from .zoo import ZOO, Entry, batch_of, build, grouped, model_of
+
+
+@every_backend
+@pytest.mark.parametrize("padded", [False, True], ids=["unpadded", "padded"])
+def test_sessions_are_bit_identical(entry: Entry, backend: str, padded: bool) -> None:
+    model = model_of(entry.id, backend)
+    batch = batch_of(entry, padded)
+    before = forward(model, batch)
+    for probes in ([], [Recorder()]):
+        with attend(model, probes=probes, verify=True) as session:
+            assert_identical(forward(model, batch), before)
+        assert sum(session.calls.values()) == entry.calls
+        assert {site.module.partition("#")[0] for site in session.sites} == set(session.calls)
+        # SigLIP pools its patches with torch's own MultiheadAttention, which no table reaches.
+        assert session.off_seam == (["vision_model.head.attention"] if entry.id == "siglip" else [])
+    assert_identical(forward(model, batch), before)
+
+
+@every_decoding_backend
+@pytest.mark.parametrize("padded", [False, True], ids=["unpadded", "padded"])
+def test_cached_decoding_is_bit_identical(entry: Entry, backend: str, padded: bool) -> None:
+    model = model_of(entry.id, backend)
+    before = decode(model, entry, padded)
+    with attend(model, probes=[Recorder()], verify=True) as session:
+        during = decode(model, entry, padded)
+    assert_identical(during, before)
+    assert_identical(decode(model, entry, padded), before)
+    # The encoder runs once; every other layer runs again at each step.
+    again = sum(not name.startswith(("encoder.", "model.encoder.")) for name in session.calls)
+    assert sum(session.calls.values()) == entry.calls + STEPS * again
+
 
 SIDES = [f"model.{side}.layers.{layer}" for side in ("encoder", "decoder") for layer in (0, 1)]
 BART = [
@@ -33,29 +64,6 @@ NAMES = {
         f"{tower}.layers.{layer}.self_attn": 1 for tower in ("text_model.encoder", "vision_model.encoder") for layer in (0, 1)
     },
 }
-
-
-@every_backend
-def test_number_of_calls(entry: Entry, backend: str) -> None:
-    model = model_of(entry.id, backend)
-    with attend(model, probes=[], verify=True) as session:
-        forward(model, batch_of(entry))
-        assert sum(session.calls.values()) == entry.calls
-        forward(model, batch_of(entry, padded=True))
-    assert sum(session.calls.values()) == 2 * entry.calls
-    assert {site.module.partition("#")[0] for site in session.sites} == set(session.calls)
-    # SigLIP pools its patches with torch's own MultiheadAttention, which no table reaches.
-    assert session.off_seam == (["vision_model.head.attention"] if entry.id == "siglip" else [])
-
-
-@every_decoding_backend
-def test_number_of_calls_while_decoding(entry: Entry, backend: str) -> None:
-    model = model_of(entry.id, backend)
-    with attend(model, probes=[], verify=True) as session:
-        decode(model, entry, padded=False)
-    # The encoder runs once; every other layer runs again at each step.
-    again = sum(not name.startswith(("encoder.", "model.encoder.")) for name in session.calls)
-    assert sum(session.calls.values()) == entry.calls + STEPS * again
 
 
 @pytest.mark.parametrize("family", sorted(NAMES))

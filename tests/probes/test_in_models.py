@@ -5,8 +5,9 @@ import torch
 import transformers
 from dense_oracle import assert_same, values_of
 
+from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.errors import InputError
+from sinklab.errors import ContractError, InputError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.entropy import Entropy
@@ -159,3 +160,23 @@ def test_the_device_does_not_matter(models, name):
     model.cpu()
     for expected, found in zip(rows["cpu"], rows["cuda"], strict=True):
         assert_same(found, expected, rel=1e-4)
+
+
+class Lengths(Watcher):
+    name, needs = "lengths", frozenset()
+
+    def __init__(self):
+        self.seen = []
+
+    def update(self, call, statistics):
+        self.seen.append(call.kv_len)
+
+
+def test_it_sees_and_gives_no_rows():
+    watcher = Lengths()
+    with torch.no_grad(), attend(tiny_models()["llama"], [watcher]) as session:
+        session.model(input_ids=torch.ones(1, 5, dtype=torch.int64))
+    assert watcher.seen == [5, 5]
+    assert len(session.table()) == 0
+    with pytest.raises(ContractError, match="lengths is read where it was made and cannot be merged"):
+        watcher.merge(Lengths())

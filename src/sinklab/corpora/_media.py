@@ -69,11 +69,7 @@ if TYPE_CHECKING:
 
 
 def open_picture(source: Path | bytes, name: str) -> Image:
-    """A picture as RGB; of an animation its first frame; turned as its camera says.
-
-    Raises:
-        InputError: no picture, or one that Pillow does not decode: a broken one, or of more than 180 million pixels.
-    """
+    """A picture as RGB; of an animation its first frame; turned as its camera says. What Pillow cannot decode is refused."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -110,11 +106,7 @@ def rgb(image: Image) -> Image:
 
 
 def read_wav(path: Path) -> tuple[np.ndarray, int]:
-    """One channel (the mean of all), float32 ``(length,)`` in [-1, 1], and the rate in numbers a second.
-
-    Raises:
-        InputError: no wav file, or a compressed, damaged or empty one.
-    """
+    """One channel (the mean of all), float32 ``(length,)`` in [-1, 1], and the rate in numbers a second, of a wav file."""
     if path.suffix.lower() != ".wav":
         raise InputError(
             f"{path} is {path.suffix.lower() or 'no'} sound, and wav is read: ffmpeg -i {path.name} {path.stem}.wav"

@@ -324,11 +324,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def drawable_ids(encoder: Encoder) -> list[int]:
-    """The ids of a vocabulary without its special tokens, ascending.
-
-    Raises:
-        InputError: a model without a vocabulary, such as one that reads images.
-    """
+    """The ids of a vocabulary without its special tokens, ascending; refuses a model without one, such as of images."""
     ids = [token for token in range(encoder.vocab_size) if token not in encoder.special_ids]
     if not ids:
         raise InputError("this model has no vocabulary to draw tokens from; sinklab's corpora are token sequences")

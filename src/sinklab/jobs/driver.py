@@ -44,13 +44,9 @@ def threads_of(plan: SweepPlan, name: str) -> int:
 
 
 def run_local(plan: SweepPlan, names: Sequence[str], *, jobs: int, retries: int, watch: Watch) -> dict[str, str]:
-    """Run cells of a plan, ``jobs`` at a time, and give the errors of those that failed.
+    """Run cells of a plan, ``jobs`` at a time, those that died up to ``retries`` times more; the errors of those that failed.
 
-    Args:
-        retries: how often a cell that died is run again, from its last checkpoint.
-
-    Raises:
-        KeyboardInterrupt: after the running cells have stopped, each with a checkpoint.
+    An interrupt is raised after the running cells have stopped, each with a checkpoint.
     """
     gpus = _gpus(plan)
     environments = {
@@ -164,14 +160,7 @@ def run_sweep(
 def run_waiting(
     plan: SweepPlan, wanted: Sequence[str] | None = None, *, jobs: int | None, retries: int, ray: str | None, progress: bool
 ) -> dict[str, str]:
-    """Run the cells of a plan that have not ended, here or on a cluster; the errors of those that failed.
-
-    Args:
-        wanted: names; all cells of the plan by default.
-
-    Raises:
-        KeyboardInterrupt: after all cells have stopped with a checkpoint.
-    """
+    """Run the cells of a plan (those ``wanted``) that have not ended, here or on a cluster; the errors of those that failed."""
     names = list(plan.cells) if wanted is None else list(wanted)
     left = [name for name in names if plan.outcome(name) is None]
     with watching(len(names), len(names) - len(left), wanted=progress) as watch:
@@ -244,11 +233,7 @@ def _in_one_dtype(cells: Mapping[str, Cell], out: Path) -> tuple[dict[str, Cell]
 
 
 def check_machine(cells: Mapping[str, Cell], ray: str | None) -> None:
-    """Refuse, before anything is prepared, what this machine cannot do in some cell.
-
-    Raises:
-        ConfigurationError: a device or a compiler that is not here, with the name of the cell; Ray, which is not installed.
-    """
+    """Refuse, before anything is prepared, what this machine cannot do in some cell, by its name."""
     if ray is not None:
         from sinklab.jobs.ray_cluster import import_ray
 
@@ -262,11 +247,7 @@ def check_machine(cells: Mapping[str, Cell], ray: str | None) -> None:
 
 
 def prepare_texts(cells: Mapping[str, Cell], cache: Path, progress: bool) -> dict[str, dict[str, str]]:
-    """Encode the text of all cells, each once, before several want it at the same time; the hashes of what they read.
-
-    Raises:
-        ConfigurationError, InputError: as :func:`~sinklab.training.data.prepare_data`, with the name of the cell.
-    """
+    """Encode the text of all cells, each once, before several want it at the same time; the hashes of what they read."""
     texts: dict[str, dict[str, str]] = {}
     with training_progress.display(1, wanted=progress) as screen:
         for cell in cells.values():

@@ -133,11 +133,7 @@ def _cell(config: PretrainingConfig, settings: dict[str, object], seed: int | No
 
 
 def parse_grid(items: Sequence[str]) -> dict[str, list[object]]:
-    """``path=value,value,…`` of the command line as field to values; values are YAML, so lists and dictionaries work.
-
-    Raises:
-        ConfigurationError: no equals sign, no values, no YAML, no such field, or a field twice.
-    """
+    """``path=value,value,…`` of the command line as field to values; values are YAML, so lists and dictionaries work."""
     grid: dict[str, list[object]] = {}
     for item in items:
         name, equals, text = item.partition("=")
@@ -159,12 +155,7 @@ def parse_grid(items: Sequence[str]) -> dict[str, list[object]]:
 def field_path(name: str, values: Sequence[object] = ()) -> str:
     """The dotted path of the field that ``name`` means: the path itself, an alias, or its last parts where that is one field.
 
-    Args:
-        values: that the field is to take: an alias of a field inside another, such as ``operation``, names the outer one when
-            they are dictionaries.
-
-    Raises:
-        ConfigurationError: no field, or several.
+    An alias of a field inside another, such as ``operation``, names the outer one when the ``values`` are dictionaries.
     """
     known = _fields(PretrainingConfig)
     alias = ALIASES.get(name)

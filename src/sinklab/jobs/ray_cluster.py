@@ -23,11 +23,7 @@ GRACE = 120.0
 
 
 def import_ray() -> ModuleType:
-    """Ray.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
+    """Ray, or how to install it."""
     try:
         import ray
     except ImportError:
@@ -36,18 +32,11 @@ def import_ray() -> ModuleType:
 
 
 def run_ray(plan: SweepPlan, names: Sequence[str], *, address: str, retries: int, watch: Watch) -> dict[str, str]:
-    """Run cells of a plan on a cluster, and give the errors of those that failed.
+    """Run cells of a plan on the cluster at an address (or ``auto``), and give the errors of those that failed.
 
     A task takes as many CPUs as its cell has threads, and a GPU where the cluster has some and the cell may use one. A task
-    whose worker or node dies, and one that fails with an error that may pass, is run again by Ray, from the last checkpoint.
-
-    Args:
-        address: ``auto`` or the address of a cluster; of no meaning in a process that is connected already.
-        retries: how often a cell that died is run again.
-
-    Raises:
-        ConfigurationError: Ray is not installed, no cluster answers, or no node is large enough for a cell.
-        KeyboardInterrupt: after the running cells have stopped, each with a checkpoint.
+    whose worker or node dies, and one that fails with an error that may pass, is run again by Ray, from the last checkpoint, up
+    to ``retries`` times. An interrupt is raised after the running cells have stopped, each with a checkpoint.
     """
     ray = import_ray()
     connected = ray.is_initialized()

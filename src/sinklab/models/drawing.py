@@ -48,19 +48,11 @@ def reading_part(loaded: LoadedModel) -> LoadedModel:
 
 
 def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
-    """Samples of an encoder–decoder.
+    """Samples of an encoder–decoder, of at most ``seq_len`` tokens on each side.
 
-    Of a corpus of pairs, each text with the tokens that the tokenizer puts round it, cut to ``seq_len`` and padded to the
-    longest; padding is masked on both sides. Of any other, the target is the continuation: of twice as many tokens the first
-    half is the source and the second half the target, which has no closing token, since its text goes on.
-
-    Args:
-        seq_len: tokens of each side at most.
-        bos: put the tokens round the source that the model has with ``bos`` alone.
-
-    Raises:
-        ConfigurationError: no token to begin a target with, or to pad with; ``bos`` of a model without such a token.
-        InputError: fewer pairs than asked for; a model without a tokenizer.
+    Of a corpus of pairs, each text with the tokens that the tokenizer puts round it (or the model has with ``bos`` alone), cut
+    and padded to the longest; padding is masked on both sides. Of any other, the target is the continuation: of twice as many
+    tokens the first half is the source and the second half the target, which has no closing token, since its text goes on.
     """
     if "pairs" in corpus.kinds:
         return _drawn_pairs(loaded, corpus, seq_len, samples, seed, bos)
@@ -123,9 +115,6 @@ def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:
     """What the decoder reads while it predicts the labels: the token that begins a target, then the labels up to the last.
 
     By the model's own function, since some begin with the end of the target (mBART).
-
-    Raises:
-        ConfigurationError: the model has no ``decoder_start_token_id``.
     """
     try:
         if hasattr(model, "prepare_decoder_input_ids_from_labels"):

@@ -469,16 +469,8 @@ def require_as_it_is(
     trust_remote_code: bool = False,
     **placing: object,
 ) -> None:
-    """Refuse options of loading that ask of a model in memory for what it is not, and would have no effect.
-
-    Args:
-        placed: the model; of a module that is none of transformers, a parameter of it.
-        trust_remote_code: a permission, which asks for nothing.
-        placing: ``device_map`` and what belongs to it.
-
-    Raises:
-        ConfigurationError: one does; says what the model is.
-    """
+    """Refuse options of loading that ask of a model in memory (or a parameter of it) for what it is not, and would have no
+    effect."""
     known = placed.revision if isinstance(placed, LoadedModel) else None
     without_effect = {
         "device": None if device == "auto" or _is_at(placed.device, device) else device,

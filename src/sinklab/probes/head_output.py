@@ -98,11 +98,7 @@ class HeadOutput(Probe):
 
 
 def _projected_norm(outputs: Tensor, projection: Tensor) -> Tensor:
-    """``|W_h o_h|`` for every head: ``(batch, q_len, num_heads)``.
-
-    Raises:
-        ContractError: the projection does not take the concatenated heads.
-    """
+    """``|W_h o_h|`` for every head: ``(batch, q_len, num_heads)``; the projection must take the concatenated heads."""
     _, _, num_heads, value_dim = outputs.shape
     if projection.shape[1] != num_heads * value_dim:
         raise ContractError(

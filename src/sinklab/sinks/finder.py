@@ -402,9 +402,7 @@ def _list_of(sink: Sink, is_loud: bool) -> str:
 def _is_loud(sink: Sink, by_weight: np.ndarray, cases: np.ndarray) -> bool:
     """Whether a head that sinks somewhere gives the place so much weight, and not only so much of a nearly empty row.
 
-    Args:
-        by_weight: by head, documents in which it sinks there and its weight passes the threshold, too.
-        cases: documents by head.
+    ``by_weight`` and ``cases`` are documents by head in which it sinks there: where its weight itself passes, and all.
     """
     return bool((by_weight >= enough_documents(cases)).any() if sink.sinking else by_weight.any())
 

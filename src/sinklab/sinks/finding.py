@@ -44,12 +44,7 @@ def share_of_sink(sinks: Sinks, call: AttentionCall, statistics: Statistics) -> 
 
 
 class SinkWeights(Watcher):
-    """What every self-attention head gives to the main sink, and how long its value is; for sinks that are known.
-
-    Args:
-        sinks: with a main one.
-        part: of an encoder–decoder, that they are of.
-    """
+    """What every self-attention head (of ``part``) gives to the main one of known sinks, and how long its value is."""
 
     name, needs = "sink_weights", frozenset({"mass", "log_sum_exp"})
 

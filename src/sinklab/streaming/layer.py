@@ -73,11 +73,7 @@ class HeldLayer(CacheLayerMixin):
         self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
 
     def require(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Refuse keys ``(batch, num_kv_heads, length, head_dim)`` that do not go with the step at hand; allocate at first.
-
-        Raises:
-            ConfigurationError: no step was planned for them, they have a gradient, or another dtype than before.
-        """
+        """Refuse keys ``(batch, num_kv_heads, length, head_dim)`` that do not go with the step at hand; allocate at first."""
         step = self.table.step
         if step is None or key_states.shape[2] != step.length:
             raise ConfigurationError(self.table.misuse(key_states.shape[2]))

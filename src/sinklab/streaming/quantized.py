@@ -40,11 +40,7 @@ SIDES: tuple[Side, Side] = ("key", "value")
 
 
 def read_bits(quantized: str | None) -> int | None:
-    """Bits of a number of the ring; ``None`` for one that is not quantised.
-
-    Raises:
-        ConfigurationError: anything but ``"int8"``, ``"int4"`` and ``None``.
-    """
+    """Bits of a number of the ring; ``None`` for one that is not quantised."""
     if quantized is not None and (not isinstance(quantized, str) or quantized not in BITS):
         raise ConfigurationError(f"`quantized` {quantized!r} is none of {', '.join(BITS)}; None keeps the dtype of the model")
     return None if quantized is None else BITS[quantized]

@@ -40,11 +40,7 @@ float32 in any model, at the positions of the probe, and of the products. A wron
 
 
 class FixedPositions(UnsupportedModelError):
-    """What is cached cannot be moved to another position, which no cache of a window can do without.
-
-    Attributes:
-        reason: why, without what to do about it, for where another policy is no way out.
-    """
+    """What is cached cannot be moved to another position, as every cache of a window does, for the ``reason``."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}. The policy 'recompute' encodes the window anew and works")
@@ -336,11 +332,7 @@ coordinates; by a map that does not go with the rotation scores change by a good
 
 
 def require_differences(model: PreTrainedModel, rotations: KeyRotations) -> None:
-    """Refuse a model whose operation maps rotated queries and keys to scores of the positions themselves.
-
-    Raises:
-        FixedPositions: it does.
-    """
+    """Refuse a model whose operation maps rotated queries and keys to scores of the positions themselves."""
     distinct = [rotation for rotation in dict.fromkeys(rotations.layers.values()) if rotation is not None]
     function = ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation)
     for module in Anatomy(model).attention.values() if distinct else ():

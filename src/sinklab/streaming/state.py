@@ -37,12 +37,7 @@ _WRITTEN = {"shifted": "turned"}
 
 @dataclasses.dataclass(frozen=True)
 class SavedState:
-    """What a file held.
-
-    Attributes:
-        reader: goes on where the saved one was.
-        notes, tensors: whatever else was saved with it.
-    """
+    """What a file held: the reader that goes on, and whatever else was saved with it."""
 
     reader: CacheReader
     notes: Json
@@ -50,11 +45,7 @@ class SavedState:
 
 
 def require_slots(held: PolicyCache | Reader) -> PolicyCache:
-    """The cache that can be saved.
-
-    Raises:
-        ConfigurationError: a policy that keeps no cache of slots.
-    """
+    """The cache that can be saved, of a policy that keeps one of slots."""
     cache = held if isinstance(held, PolicyCache) else getattr(held, "cache", None)
     if not isinstance(cache, PolicyCache) or not isinstance(cache.policy, SlotPolicy):
         raise ConfigurationError(

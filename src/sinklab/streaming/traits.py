@@ -52,13 +52,10 @@ _continues: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictiona
 
 
 def fingerprint(model: PreTrainedModel, *, rounded: bool = False) -> str:
-    """16 hexadecimal digits of a hash over the config and some of the weights: to which model a saved cache belongs.
+    """16 hexadecimal digits of a hash over config and some weights (``rounded`` to bfloat16 first): whose a saved cache is.
 
     Eight tensors, spread over the model, are read at both ends: another checkpoint of the same architecture differs, and so
     does another dtype.
-
-    Args:
-        rounded: round weights to bfloat16 first, so that a model in float32 and the same in bfloat16 have one fingerprint.
     """
     config = {name: value for name, value in model.config.to_dict().items() if name not in _VOLATILE}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
@@ -87,11 +84,8 @@ def tokens_of_prefix(model: PreTrainedModel) -> int:
 
 
 def columns_of(valid: Tensor, count: int) -> int:
-    """Columns from the first one on in which every row of a boolean ``(rows, length)`` has ``count`` tokens.
-
-    Raises:
-        ConfigurationError: a row has fewer.
-    """
+    """Columns from the first one on in which every row of a boolean ``(rows, length)`` has ``count`` tokens; all must have
+    them."""
     totals = valid.long().cumsum(dim=1)
     if (fewest := int(totals[:, -1].min())) < count:
         raise ConfigurationError(

@@ -31,14 +31,8 @@ CHANGEABLE = {
 
 
 def build_model(config: PretrainingConfig, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> SinkLM:
-    """The model of a configuration with weights drawn from ``training.seed``; the vocabulary is the tokenizer's.
-
-    Args:
-        vocab_size: of the tokenizer; the model's is the next multiple of ``training.vocab_multiple``.
-
-    Raises:
-        ConfigurationError: another ``model.vocab_size`` was asked for.
-    """
+    """The model of a configuration with weights drawn from ``training.seed`` and the tokenizer's vocabulary, rounded up to
+    the next multiple of ``training.vocab_multiple``; another ``model.vocab_size`` is refused."""
     multiple = config.training.vocab_multiple
     size = -(-vocab_size // multiple) * multiple
     if config.model.vocab_size not in (size, Architecture.model_fields["vocab_size"].default):
@@ -53,14 +47,8 @@ def build_model(config: PretrainingConfig, tokenizer: PreTrainedTokenizerBase, v
 
 
 def weights_folder(source: Path) -> Path:
-    """The directory of weights that ``init_from`` means: a model's own, the model of a run or its newest checkpoint.
-
-    ``embedded:NAME`` is the directory of an embedded model.
-
-    Raises:
-        UnknownNameError: ``embedded:`` and no such model.
-        InputError: nothing of the kind there.
-    """
+    """The directory of weights that ``init_from`` means: a model's own (``embedded:NAME`` too), a run's, or its newest
+    checkpoint's."""
     if not source.is_dir() and not str(source).startswith("embedded:"):
         raise InputError(f"there is no directory {source} to take weights from")
     folder = locate(str(source), None, trust_remote_code=False).folder

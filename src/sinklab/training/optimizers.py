@@ -21,11 +21,7 @@ __all__ = ["MuonWithAdamW", "learning_rate_factor", "make_optimizer", "make_sche
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The optimiser of the configuration over the trainable parameters of a model.
-
-    Raises:
-        ConfigurationError: muon, and the model has no matrices inside its blocks.
-    """
+    """The optimiser of the configuration over the trainable parameters of a model."""
     rate, decay = config.learning_rate, config.weight_decay
     if config.name == "muon":
         return MuonWithAdamW(model, config)
@@ -46,9 +42,6 @@ class MuonWithAdamW(Optimizer):
 
     One optimiser to the outside: one list of parameter groups (each says by ``method`` whose it is), one state, one
     ``state_dict`` in the usual form. The updates are those of ``torch.optim.Muon`` and ``torch.optim.AdamW``.
-
-    Raises:
-        ConfigurationError: no linear map inside a block.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
@@ -126,16 +119,12 @@ def _stored(module: nn.Linear | nn.Embedding) -> Parameter:
 
 
 def learning_rate_factor(step: int, schedule: ScheduleConfig, steps: int) -> float:
-    """Factor on the peak learning rate at an optimiser step, in [0, 1].
+    """Factor on the peak learning rate at a 0-based step of so many, in [0, 1].
 
     All three rise linearly from 0, which the first step has, over ``warmup_steps``. Then ``constant`` stays at 1; ``cosine``
     falls along half a cosine towards ``min_ratio``; ``warmup_stable_decay`` stays at 1 and falls linearly towards ``min_ratio``
     over the last ``decay_steps`` (Hägele et al. 2024, arXiv 2405.18392). A step behind the last one would have ``min_ratio``:
     of four steps of decay to 0.1 the last has 0.325.
-
-    Args:
-        step: 0-based number of the step.
-        steps: steps of the whole run.
     """
     if step < schedule.warmup_steps:
         return step / schedule.warmup_steps

@@ -77,11 +77,7 @@ def is_main() -> bool:
 
 
 def chosen_device(config: PretrainingConfig) -> str:
-    """``cpu`` or ``cuda``.
-
-    Raises:
-        ConfigurationError: cuda is asked for and not there.
-    """
+    """``cpu`` or ``cuda``, which must be there if it is asked for."""
     wanted = config.training.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(f"training.device is cuda and this machine's torch {torch.__version__} sees no GPU; use cpu")
@@ -100,11 +96,7 @@ def has_bfloat16(device: str) -> bool:
 
 
 def chosen_dtype(config: PretrainingConfig) -> str:
-    """``bfloat16`` (autocast) or ``float32``.
-
-    Raises:
-        ConfigurationError: cuda is asked for and not there.
-    """
+    """``bfloat16`` (autocast) or ``float32``."""
     device, wanted = chosen_device(config), config.training.dtype
     return ("bfloat16" if has_bfloat16(device) else "float32") if wanted == "auto" else wanted
 
@@ -127,12 +119,7 @@ def compiles(config: PretrainingConfig) -> bool:
 
 
 def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArguments:
-    """What the configuration means to transformers; setting it up joins the processes of a distributed run.
-
-    Raises:
-        ConfigurationError: a batch that cannot be divided among the processes and their micro-batches, or an optimiser that
-            cannot be sharded.
-    """
+    """What the configuration means to transformers; setting it up joins the processes of a distributed run."""
     training, device = config.training, chosen_device(config)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     share = training.batch_size // world

@@ -37,12 +37,7 @@ class StreamIdentity(TypedDict):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenStream:
-    """Documents end to end, in a folder of :func:`write_stream`.
-
-    Args:
-        folder: where it is.
-        identity: ``documents``, ``characters``, ``tokens``, ``dtype`` and ``sha256`` of the bytes of ``tokens.bin``.
-    """
+    """Documents end to end, in a folder of :func:`write_stream`; its ``identity`` has their counts, dtype and SHA-256."""
 
     folder: Path
     identity: StreamIdentity
@@ -84,9 +79,6 @@ def cached_folder(cache: Path, name: str, build: Callable[[Path], None]) -> Path
     """The folder ``cache/name``; if it is not there, what ``build`` writes into a folder that then takes this name.
 
     Processes that want the same folder wait for the first one; a build that was killed leaves nothing that is read.
-
-    Raises:
-        InputError: the cache cannot be written to, or its disk is full.
     """
     folder = cache / name
     if folder.is_dir():
@@ -129,16 +121,11 @@ def write_stream(
     limit: int | None,
     progress: Callable[[int], None],
 ) -> None:
-    """Write documents end to end: ``tokens.bin`` (little-endian), ``starts.npy`` and ``identity.json``.
+    """Write documents end to end, with ids before and after each: ``tokens.bin`` (little-endian), ``starts.npy``,
+    ``identity.json``.
 
-    Args:
-        bos, eos: ids before and after every document.
-        vocab_size: decides the width: uint16 up to 65,536 ids, uint32 above.
-        limit: stop after so many tokens, in the middle of a document if need be; no more documents are read.
-        progress: called with the tokens so far.
-
-    Raises:
-        InputError: no text at all, or no room on the disk.
+    Ids have uint16 up to a vocabulary of 65,536, uint32 above. At the ``limit`` of tokens, in the middle of a document if need
+    be, no more documents are read; ``progress`` is called with the tokens so far.
     """
     dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
     starts = array("q")

@@ -40,9 +40,7 @@ CHUNK = 1 << 21
 def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE in GPT-2's manner with ``<|bos|>`` (id 0, put in front of a text) and ``<|eos|>`` (id 1, also padding).
 
-    Args:
-        texts: read once.
-        vocab_size: with the two special tokens and the 256 bytes; fewer where the texts have too few pairs to merge.
+    ``vocab_size`` counts these and the 256 bytes; texts with too few pairs to merge, which are read once, give fewer.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -65,11 +63,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer in a directory, or of that name on the hub; code that comes with it is never run.
-
-    Raises:
-        InputError: there is none, or it cannot be loaded.
-    """
+    """The tokenizer in a directory, or of that name on the hub; code that comes with it is never run."""
     path = Path(name).expanduser()
     if path.is_dir() and not any(next(path.glob(pattern), None) for pattern in TOKENIZER_FILES):
         raise InputError(f"data.tokenizer {name!r} is a directory without the files of a tokenizer, such as tokenizer.json")
@@ -82,12 +76,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def beginning_as_rows(tokenizer: PreTrainedTokenizerBase, bos: bool) -> PreTrainedTokenizerBase:
-    """A tokenizer that begins a text as the rows of a training begin, for those who use the trained model.
+    """A tokenizer that begins a text as the rows of a training begin: itself, also where it is a slow one, or a copy.
 
     Without it a model that was trained without BOS reads, in every program, a token that it has never seen.
-
-    Returns:
-        The tokenizer itself where it does so already, or where it is not a fast one, whose own code decides; else a copy.
     """
     if tokenizer.bos_token_id is None or _begins(tokenizer) == bos:
         return tokenizer
@@ -128,13 +119,7 @@ def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class Piece(NamedTuple):
-    """Token ids of a document or, of a very long one, a part.
-
-    Args:
-        ids: int64 ``(tokens,)``, without special tokens.
-        characters: of the text.
-        first, last: whether the document begins and ends here.
-    """
+    """Token ids, int64 ``(tokens,)`` and none special, of a document or of the ``first`` or ``last`` part of a long one."""
 
     ids: np.ndarray
     characters: int

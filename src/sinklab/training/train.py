@@ -68,11 +68,7 @@ PLACE = {
 
 
 def refuse_unfinished(out: Path) -> None:
-    """Say of a folder with a run of pre-training that has not ended that it can be resumed, before it is replaced.
-
-    Raises:
-        InputError: there is such a run.
-    """
+    """Say of a folder with a run of pre-training that has not ended that it can be resumed, before it is replaced."""
     if is_unfinished(out):
         raise InputError(
             f"output directory {out} exists, with a run that has not ended; go on with it by `resume`, choose another with "
@@ -89,12 +85,7 @@ def is_unfinished(out: Path) -> bool:
 
 
 def earlier_run(out: Path, config: PretrainingConfig, init_from: Path | None) -> dict[str, Any] | None:
-    """The record of the run to go on with; ``None`` when there is nothing yet.
-
-    Raises:
-        InputError: something else is in the folder.
-        ConfigurationError: the run has another configuration or started from other weights.
-    """
+    """The record of the run to go on with; ``None`` when there is nothing yet. Another run, or what is none, is refused."""
     if not out.is_dir() or not any(out.iterdir()):
         return None
     if not (out / "run.json").is_file():
@@ -128,11 +119,7 @@ def _require_same_sharding(earlier: dict[str, Any], config: PretrainingConfig, o
 
 
 def require_same_text(earlier: dict[str, Any] | None, data: PreparedData, out: Path) -> None:
-    """Refuse to go on with a run on a text that has become another since.
-
-    Raises:
-        InputError: tokens or tokenizer differ.
-    """
+    """Refuse to go on with a run on a text that has become another since."""
     then, now = (earlier or {}).get("data"), data.identity
     if then is None or (then["sha256"], then["tokenizer"]["sha256"]) == (now["sha256"], now["tokenizer"]["sha256"]):
         return
@@ -144,11 +131,7 @@ def require_same_text(earlier: dict[str, Any] | None, data: PreparedData, out: P
 
 
 def require_same_config(earlier: dict[str, Any], config: PretrainingConfig, folder: Path) -> None:
-    """Refuse to go on with a run under another configuration.
-
-    Raises:
-        ConfigurationError: fields differ that decide the numbers; all of them are listed.
-    """
+    """Refuse to go on with a run under a configuration that differs in fields that decide the numbers; all are listed."""
     then, now = _flat(earlier["config"]), _flat(config.model_dump(mode="json"))
     different = [
         f"{path} was {then.get(path)!r} and is {now.get(path)!r}"

@@ -1,3 +1,6 @@
+"""Python's own texts: source and manual."""
+
+import dataclasses
 import importlib.metadata
 import platform
 import sysconfig
@@ -8,8 +11,11 @@ import torch
 
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Encoder
+from sinklab.corpora.python_manual import PythonManual
 from sinklab.corpora.python_source import PythonSource
 from sinklab.errors import InputError
+from sinklab.models.drawing import default_corpus
+from sinklab.models.loading import load_model
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +75,25 @@ def test_identity_names_the_versions_it_was_read_from():
 def test_a_length_that_no_file_has_ends_with_counts_instead_of_searching_for_ever(encoder):
     with pytest.raises(InputError, match="it gives 0 of 2 samples of 5,000,000 tokens"):
         PythonSource().sample(encoder, seq_len=5_000_000, samples=2, seed=0, bos=False)
+
+
+def test_passages_are_paragraphs_of_prose_and_go_round_the_manual():
+    manual = PythonManual()
+    first, second = (next(manual.passages(seed)) for seed in (0, 1))
+    paragraphs = first.split("\n\n")
+    assert first != second
+    assert sorted(paragraphs) == sorted(second.split("\n\n"))
+    assert len(set(paragraphs)) == len(paragraphs) > 300
+    assert all(one[0].isupper() and one.endswith(".") and "\n" not in one for one in paragraphs)
+    assert sum(one.count("::=") for one in paragraphs) == 0
+
+
+def test_a_model_that_was_made_to_talk_reads_it(checkpoint, monkeypatch):
+    loaded = load_model(str(checkpoint))
+    assert isinstance(default_corpus(loaded), PythonSource)
+    loaded.tokenizer.chat_template = "{{ messages }}"
+    assert isinstance(default_corpus(dataclasses.replace(loaded)), PythonManual)
+    monkeypatch.setattr(PythonManual, "topics", "pydoc_data.nothing")
+    assert isinstance(default_corpus(loaded), PythonSource)
+    with pytest.raises(InputError, match="give a text file"):
+        next(PythonManual().passages(0))
