@@ -266,7 +266,7 @@ class TestList:
     def test_models(self, tmp_path, monkeypatch):
         for operation in ("softmax", "sigmoid"):
             make_sinklm({"name": operation}).save_pretrained(tmp_path / operation)
-        monkeypatch.setattr("sinklab.models.embedded.FOLDER", tmp_path)
+        monkeypatch.setattr("sinklab.models.checkpoint.FOLDER", tmp_path)
         record = json.loads(run("list", "models", "--json").stdout)["models"]
         assert list(record) == ["embedded:sigmoid", "embedded:softmax"]
         assert record["embedded:sigmoid"].startswith("sigmoid attention, 2 layers of 2 heads, context 128")

@@ -89,7 +89,7 @@ def test_quiet_is_of_a_block(capsys):
 
 def test_trainings_and_sweeps_are_quiet_too(capsys):
     from sinklab.jobs.processes import watching
-    from sinklab.training.progress import display
+    from sinklab.training.bookkeeping import display
 
     with display(10) as shown, watching(2, 0) as watch:
         shown.note("a training")

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 
 from sinklab.corpora import resolve_corpus
-from sinklab.models.embedded import embedded_called, embedded_path
+from sinklab.models.checkpoint import embedded_called, embedded_path
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.registry import read_outs
 from sinklab_claims.contract.claim import Cost, Scale

@@ -15,8 +15,7 @@ from sinklab.attention.host_arguments import cache_argument
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.base import SlotPolicy
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.rotation import Rotation, read_rotations
-from sinklab.streaming.traits import tokens_in_front, tokens_of_prefix
+from sinklab.streaming.traits import Rotation, read_rotations, tokens_in_front, tokens_of_prefix
 
 SINKS, WINDOW = 2, 9
 """Twelve slots with the query's own: small against the texts, so that tokens are evicted three times over."""

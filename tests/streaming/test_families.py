@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.rotation import Rotation, read_rotations
+from sinklab.streaming.traits import Rotation, read_rotations
 
 LENGTH = 40
 CASES = [(family, backend) for family in FAMILIES for backend in backends_of(family)]

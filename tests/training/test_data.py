@@ -18,8 +18,7 @@ from sinklab.training import data as module
 from sinklab.training import tokenizer as tokenizer_module
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
-from sinklab.training.token_cache import TokenStream, cached_folder, write_stream
-from sinklab.training.tokenizer import Piece, train_bpe
+from sinklab.training.tokenizer import Piece, TokenStream, cached_folder, train_bpe, write_stream
 
 TRAIN = ["abcde", "fg", "hijklmn"]
 HELD_OUT = ["ABCD", "EFGHIJ", "KLMNOPQRSTUVW"]

@@ -9,7 +9,7 @@ from torch import nn
 
 from sinklab.errors import ConfigurationError
 from sinklab.training.config import OptimizerConfig, ScheduleConfig
-from sinklab.training.optimizers import MuonWithAdamW, learning_rate_factor, make_optimizer, make_schedule
+from sinklab.training.trainer import MuonWithAdamW, learning_rate_factor, make_optimizer, make_schedule
 
 
 def stepped(model, optimizer, steps: int = 3):

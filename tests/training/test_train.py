@@ -22,7 +22,7 @@ from sinklab.recipes.emergence import emergence
 from sinklab.report.runs import finding_of
 from sinklab.results.naming import counted
 from sinklab.results.table import read_table
-from sinklab.training import process, progress
+from sinklab.training import bookkeeping, process
 from sinklab.training.bookkeeping import Bookkeeper
 from sinklab.training.checkpoints import newest
 from sinklab.training.process import chosen_dtype, has_bfloat16, training_arguments
@@ -420,7 +420,7 @@ def show(screen) -> None:
 
 
 def test_lines_where_nobody_watches(capsys):
-    with progress.display(10) as screen:
+    with bookkeeping.display(10) as screen:
         show(screen)
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -21,7 +21,7 @@ from rich.text import Text
 import sinklab
 from sinklab.cli.derive import plain
 from sinklab.errors import ContractError, UnknownNameError
-from sinklab.models.embedded import embedded_names, embedded_path
+from sinklab.models.checkpoint import embedded_names, embedded_path
 from sinklab.registry import KINDS, Registry, registry_of
 from sinklab.results import metric as declarations
 from sinklab.results.metric import Metric, metrics_of

@@ -20,7 +20,7 @@ from typing_extensions import Doc
 
 from sinklab.cli.guard import INTERRUPTED, TERMINATED, on_the_line
 from sinklab.errors import ConfigurationError
-from sinklab.models.quiet import quiet_libraries
+from sinklab.models.tokenizer import quiet_libraries
 from sinklab.registry import split_specs
 from sinklab.results.progress import bars, quietly, say
 from sinklab.results.run import Listing, Result

@@ -18,7 +18,7 @@ from yaml import YAMLError
 from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.training.config import PretrainingConfig
-from sinklab.training.token_cache import hash_key
+from sinklab.training.tokenizer import hash_key
 
 __all__ = ["ALIASES", "Cell", "field_path", "make_cells", "parse_grid", "short_label"]
 

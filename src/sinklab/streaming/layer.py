@@ -10,10 +10,9 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.requirements import require_memory
-from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.table import OrderedTable, StaticStep, Step, Table
-from sinklab.streaming.traits import restore_states, states_of
+from sinklab.streaming.traits import Rotation, restore_states, states_of
 
 __all__ = [
     "HeldLayer",

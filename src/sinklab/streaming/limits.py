@@ -22,12 +22,14 @@ from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.policies.window import Window
 from sinklab.registry import policies
 from sinklab.results.progress import warn
-from sinklab.streaming.rotation import KeyRotations, read_rotations, require_differences
 from sinklab.streaming.traits import (
+    KeyRotations,
     continues_in_chunks,
     has_ordered_bias,
     has_states,
     keyless_layers,
+    read_rotations,
+    require_differences,
     tokens_in_front,
     tokens_of_prefix,
 )

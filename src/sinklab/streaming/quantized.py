@@ -13,10 +13,9 @@ from sinklab.errors import ConfigurationError
 from sinklab.models.integer_linear import affine_grid
 from sinklab.results.requirements import require_memory
 from sinklab.streaming.layer import HeldLayer, HybridLayer, HybridMixin, LatentLayer, LatentMixin, RecurrentLayer, SlotLayer
-from sinklab.streaming.rotation import KeyRotations, Rotation
 from sinklab.streaming.slot_table import SlotTable, WindowedTable
 from sinklab.streaming.table import Step
-from sinklab.streaming.traits import hybrid_layers, keyless_layers
+from sinklab.streaming.traits import KeyRotations, Rotation, hybrid_layers, keyless_layers
 
 __all__ = [
     "BITS",

@@ -24,8 +24,14 @@ from sinklab.registry import policies
 from sinklab.streaming.base import Reader, Telemetry, forget_media
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.limits import inside, require_integers, warn_of_length
-from sinklab.streaming.rotation import without_autocast
-from sinklab.streaming.traits import continues_in_chunks, has_states, states_of, tokens_in_front, tokens_of_prefix
+from sinklab.streaming.traits import (
+    continues_in_chunks,
+    has_states,
+    states_of,
+    tokens_in_front,
+    tokens_of_prefix,
+    without_autocast,
+)
 
 __all__ = ["CacheReader", "RecomputeReader", "open_reader", "reader_of", "verify_model"]
 

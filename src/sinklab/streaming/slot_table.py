@@ -14,8 +14,8 @@ from sinklab.attention.anatomy import HYBRID, RECURRENT_KINDS
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import SlotPolicy
 from sinklab.results.requirements import require_memory
-from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.table import StaticStep, Step, Table
+from sinklab.streaming.traits import Rotation
 
 __all__ = ["COPIES", "RecurrentTable", "SlotTable", "WindowedTable"]
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.policies.base import SlotPolicy
-from sinklab.streaming.rotation import Rotation
+from sinklab.streaming.traits import Rotation
 
 __all__ = ["OrderedStep", "OrderedTable", "PlannedStep", "StaticStep", "Step", "Table"]
 

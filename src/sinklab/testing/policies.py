@@ -18,7 +18,7 @@ from sinklab.policies.full import Full
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.rotation import Rotation, read_rotations
+from sinklab.streaming.traits import Rotation, read_rotations
 from sinklab.testing._checks import Checks, first_line, is_frozen
 from sinklab.testing.probes import tiny_models
 

@@ -19,8 +19,19 @@ from sinklab.results.naming import counted
 from sinklab.results.run import Progress, silent
 from sinklab.training.config import DataConfig, PretrainingConfig
 from sinklab.training.rows import RandomPositions, RowDataset, TextRows, kept_rows
-from sinklab.training.token_cache import TokenStream, cached_folder, hash_key, storing, write_stream
-from sinklab.training.tokenizer import encode, hash_tokenizer, load_tokenizer, special_ids, train_bpe, vocabulary_size
+from sinklab.training.tokenizer import (
+    TokenStream,
+    cached_folder,
+    encode,
+    hash_key,
+    hash_tokenizer,
+    load_tokenizer,
+    special_ids,
+    storing,
+    train_bpe,
+    vocabulary_size,
+    write_stream,
+)
 
 __all__ = ["PreparedData", "prepare_data"]
 

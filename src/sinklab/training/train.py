@@ -26,7 +26,7 @@ from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import read_run
 from sinklab.sinks.short_rows import few_queries_warning, short_documents_warning
 from sinklab.training import checkpoints
-from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
+from sinklab.training.bookkeeping import METRICS, Bookkeeper, Display, display, save_model, stoppable
 from sinklab.training.callback import PROBES, READOUT, SinkCallback
 from sinklab.training.checkpoints import saved_steps, step_of
 from sinklab.training.config import PretrainingConfig
@@ -43,7 +43,6 @@ from sinklab.training.process import (
     trackers,
     training_arguments,
 )
-from sinklab.training.progress import Display, display
 from sinklab.training.record import (
     RunRecord,
     RunTable,
