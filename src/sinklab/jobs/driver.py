@@ -60,7 +60,14 @@ def run_ray(plan: SweepPlan, names: Sequence[str], *, address: str, retries: int
     ray = import_ray()
     connected = ray.is_initialized()
     if not connected:
-        _connect(ray, address)
+        try:
+            with _own_handler():
+                ray.init(address=address, log_to_driver=False, logging_level="error")
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"`ray` {address}: no Ray cluster answers ({' '.join(str(error).split())}); start one with 'ray start --head', "
+                "or leave out `ray` to run the cells on this machine"
+            ) from None
     try:
         return _run(ray, plan, {name: _resources(ray, plan, name) for name in names}, retries, watch)
     finally:
@@ -77,17 +84,6 @@ def _own_handler() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
-
-
-def _connect(ray: ModuleType, address: str) -> None:
-    try:
-        with _own_handler():
-            ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"`ray` {address}: no Ray cluster answers ({' '.join(str(error).split())}); start one with 'ray start --head', or "
-            "leave out `ray` to run the cells on this machine"
-        ) from None
 
 
 def _run(ray: ModuleType, plan: SweepPlan, resources: dict[str, dict[str, int]], retries: int, watch: Watch) -> dict[str, str]:
@@ -368,18 +364,16 @@ def _texts_of_begun(
     return read
 
 
-def _with_dtype(cell: Cell, dtype: str) -> Cell:
-    return dataclasses.replace(cell, config=with_overrides(cell.config, [f"training.dtype={dtype}"]))
-
-
-def _in_one_dtype(cells: Mapping[str, Cell], out: Path) -> tuple[dict[str, Cell], str | None]:
+def _in_one_dtype(cells: dict[str, Cell], out: Path) -> tuple[dict[str, Cell], str | None]:
     """Cells that leave their dtype to the machine with that of the planned sweep, else with that of this machine."""
     left_open = [cell for cell in cells.values() if cell.config.training.dtype == "auto"]
     dtype = read_run(out, PLAN).get("dtype") if (out / PLAN).is_file() else None
     if left_open and dtype is None:
         # Cells for several devices have float32 where not all of these have instructions for bfloat16.
         dtype = min((chosen_dtype(cell.config) for cell in left_open), key=("float32", "bfloat16").index)
-    return {**cells, **{cell.name: _with_dtype(cell, dtype) for cell in left_open if dtype is not None}}, dtype
+    for cell in left_open:
+        cells[cell.name] = dataclasses.replace(cell, config=with_overrides(cell.config, [f"training.dtype={dtype}"]))
+    return cells, dtype
 
 
 def check_machine(cells: Mapping[str, Cell], ray: str | None) -> None:

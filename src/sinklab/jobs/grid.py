@@ -85,8 +85,17 @@ def make_cells(
     varied = {field_path(name): list(values) for name, values in grid.items()}
     if len(varied) < len(grid):
         raise ConfigurationError(f"the grid varies a field twice: {', '.join(grid)}")
-    _require_apart(varied, changes, seeds)
-    _require_values({**varied, "`seeds`": [0] if seeds is None else list(seeds)})
+    changed = {item.partition("=")[0] for item in changes}
+    if both := sorted(changed & varied.keys()):
+        raise ConfigurationError(f"{both[0]} is both set and varied; leave out one of `changes` and `grid`")
+    if seeds is not None and (both := sorted({"training.seed", "data.seed"} & (varied.keys() | changed))):
+        raise ConfigurationError(f"`seeds` sets {both[0]} too; leave out `seeds` or {both[0]}")
+    for path, values in {**varied, "`seeds`": [0] if seeds is None else list(seeds)}.items():
+        texts = [_text(value) for value in values]
+        if not texts:
+            raise ConfigurationError(f"{path} has no values to run")
+        if twice := [text for text in texts if texts.count(text) > 1]:
+            raise ConfigurationError(f"{path} has the value {twice[0]} twice")
     cells: list[Cell] = []
     by_config: dict[str, str] = {}
     for seed in [None] if seeds is None else seeds:
@@ -97,28 +106,6 @@ def make_cells(
                 raise ConfigurationError(f"cells {twin} and {cell.name} are one configuration; leave one of the two values out")
             cells.append(cell)
     return cells
-
-
-def _require_apart(varied: Mapping[str, object], changes: Sequence[str], seeds: Sequence[int] | None) -> None:
-    """Refuse a field that is varied, changed or set by ``seeds``, and another of these too."""
-    changed = {item.partition("=")[0] for item in changes}
-    both = sorted(changed & varied.keys())
-    if both:
-        raise ConfigurationError(f"{both[0]} is both set and varied; leave out one of `changes` and `grid`")
-    both = sorted({"training.seed", "data.seed"} & (varied.keys() | changed))
-    if both and seeds is not None:
-        raise ConfigurationError(f"`seeds` sets {both[0]} too; leave out `seeds` or {both[0]}")
-
-
-def _require_values(axes: Mapping[str, Sequence[object]]) -> None:
-    """Refuse a field without a value, or with one of them twice."""
-    for path, values in axes.items():
-        texts = [_text(value) for value in values]
-        if not texts:
-            raise ConfigurationError(f"{path} has no values to run")
-        for text in texts:
-            if texts.count(text) > 1:
-                raise ConfigurationError(f"{path} has the value {text} twice")
 
 
 def _cell(config: PretrainingConfig, settings: dict[str, object], seed: int | None, changes: Sequence[str]) -> Cell:

@@ -254,7 +254,10 @@ def load_model(
         raise InputError(f"the name of a model is a text or a path, and this is of {type(name).__name__}{in_memory}")
     name, device = os.fspath(name), str(device)  # a torch.device by its name
     spread = read_spread(device, device_map, max_memory, offload_folder)
-    _check_dtype(dtype, spread.device)
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigurationError(f"there is no dtype {dtype!r}; `dtype` is auto, {', '.join(DTYPES)}")
+    if dtype == "float16" and spread.device.type == "cpu":
+        raise ConfigurationError("float16 on the CPU is slow and overflows; use `dtype` float32 or bfloat16")
     if attn_implementation is not None and attn_implementation.startswith(implementation_name("")):
         register_operation(operations[attn_implementation.removeprefix(implementation_name(""))]())
     folder, commit, path = locate(name, revision, trust_remote_code)
@@ -347,13 +350,6 @@ def hash_weights(model: nn.Module) -> str:
             digest.update(key.encode())
             digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return f"sha256-{digest.hexdigest()[:16]}"
-
-
-def _check_dtype(name: str, device: torch.device) -> None:
-    if name not in ("auto", *DTYPES):
-        raise ConfigurationError(f"there is no dtype {name!r}; `dtype` is auto, {', '.join(DTYPES)}")
-    if name == "float16" and device.type == "cpu":
-        raise ConfigurationError("float16 on the CPU is slow and overflows; use `dtype` float32 or bfloat16")
 
 
 def _dtype(name: str, device: torch.device, config: PreTrainedConfig, files: list[Path]) -> torch.dtype:
@@ -476,7 +472,9 @@ def _rows(model: PreTrainedModel) -> int:
 
 def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Encoder:
     config, rows = model.config.get_text_config(), _rows(model)
-    bos = _declared_bos(config, rows)
+    bos = getattr(config, "bos_token_id", None)
+    bos = bos[0] if isinstance(bos, list) else bos
+    bos = None if bos is None or bos >= rows else int(bos)  # past the vocabulary it is a default of the config's class
     if tokenizer is None:
         special = [getattr(config, f"{role}_token_id", None) for role in ("bos", "eos", "pad")]
         flat = [token for entry in special for token in (entry if isinstance(entry, list) else [entry]) if token is not None]
@@ -504,13 +502,6 @@ def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
         special_ids=frozenset(tokenizer.all_special_ids) | added,
         closing_ids=closing,
     )
-
-
-def _declared_bos(config: PreTrainedConfig, rows: int) -> int | None:
-    """The beginning-of-sequence token of a config; ``None`` where that is past the vocabulary, as a default of its class."""
-    bos = getattr(config, "bos_token_id", None)
-    bos = bos[0] if isinstance(bos, list) else bos
-    return None if bos is None or bos >= rows else int(bos)
 
 
 def _frame(tokenizer: PreTrainedTokenizerBase, rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -571,7 +562,7 @@ def require_as_it_is(
     effect."""
     known = placed.revision if isinstance(placed, LoadedModel) else None
     without_effect = {
-        "device": None if device == "auto" or _is_at(placed.device, device) else device,
+        "device": None if device == "auto" or device in (str(placed.device), placed.device.type) else device,
         "dtype": None if dtype == "auto" or f"torch.{dtype}" == str(placed.dtype) else dtype,
         "revision": None if revision == known else revision,
         **placing,
@@ -583,8 +574,3 @@ def require_as_it_is(
                 f"`{name}` {value} has no effect on a model in memory, which is {placed.dtype} on {placed.device}: {to_do}, or "
                 "leave it out"
             )
-
-
-def _is_at(device: torch.device, name: str) -> bool:
-    """Whether a device is the one of a name, ``cuda`` being any of its kind."""
-    return name in (str(device), device.type)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -160,16 +160,15 @@ def _visible(pixels: Tensor, processor: Processor) -> Tensor | None:
         return None
     values = pixels.float()
     if getattr(processor, "do_normalize", False):
-        mean, std = (torch.tensor(_three(getattr(processor, name))).view(1, -1, 1, 1) for name in ("image_mean", "image_std"))
+        mean, std = (
+            torch.tensor(np.atleast_1d(np.asarray(getattr(processor, name), dtype=np.float32))).view(1, -1, 1, 1)
+            for name in ("image_mean", "image_std")
+        )
         values = values * std + mean
     if getattr(processor, "do_rescale", False):
         values = values / float(getattr(processor, "rescale_factor", 1 / 255))
     shown = values.clamp(0, 255).round().to(torch.uint8).permute(0, 2, 3, 1)
     return shown.expand(-1, -1, -1, 3).contiguous()
-
-
-def _three(values: float | Sequence[float]) -> Sequence[float]:
-    return np.atleast_1d(np.asarray(values, dtype=np.float32)).tolist()
 
 
 def _numbers(model: PreTrainedModel, processor: Processor, rate: int, seq_len: int) -> int:

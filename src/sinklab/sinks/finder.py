@@ -262,19 +262,15 @@ class SinkFinder(Watcher):
             none = torch.zeros_like(share[:, :1])
             return none, none
         cached = call.kv_len - call.q_len
-        own = nn.functional.pad(self._own(call, statistics), (cached, 0))
-        return own, nn.functional.pad(call.counted.to(share.dtype), (cached, 0))[:, None]
-
-    def _above(self, means: Tensor) -> Tensor:
-        return means.float() > just_above(self.threshold)
-
-    def _own(self, call: AttentionCall, statistics: Statistics) -> Tensor:
-        """Share of its row that each counted query gives to its own key, ``(batch, heads, q_len)``."""
         own = weights_on_own_keys(call, statistics.log_sum_exp)
         if not call.operation.normalized:
             assert statistics.row_mass is not None
             own = row_share(own, statistics.row_mass, call.operation)
-        return own.masked_fill(~call.counted[:, None], 0.0)
+        own = nn.functional.pad(own.masked_fill(~call.counted[:, None], 0.0), (cached, 0))
+        return own, nn.functional.pad(call.counted.to(share.dtype), (cached, 0))[:, None]
+
+    def _above(self, means: Tensor) -> Tensor:
+        return means.float() > just_above(self.threshold)
 
     def merge(self, other: Self) -> None:
         """Add what another one with the same threshold has seen."""
@@ -372,8 +368,12 @@ class SinkFinder(Watcher):
 
     def _heads_by_weight(self, groups: Sequence[Sink]) -> int:
         """Heads that give a position or a group more than the threshold by weight, in the mean over all documents."""
-        weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in self._modules.values()]
-        return sum(int((_with_groups(weight, groups) > just_above(self.threshold)).any(1).sum()) for weight in weights)
+        found = 0
+        for module in self._modules.values():
+            weights = np.where(module.candidates(), module.mean("weight", "seen"), 0.0)
+            of_groups = [weights[:, list(group.positions)].sum(1, keepdims=True) for group in groups]
+            found += int((np.concatenate([weights, *of_groups], axis=1) > just_above(self.threshold)).any(1).sum())
+        return found
 
     def by_token(self, decode: Callable[[int], str]) -> list[dict[str, object]]:
         """Tokens that play the sink, wherever they stand, most frequent first: text, share of all sinks, positions."""
@@ -533,12 +533,6 @@ def _by_key_document(call: AttentionCall, values: Tensor) -> Tensor:
     """Sums of ``(batch, heads, kv_len)`` over the keys of each document: ``(batch, heads, documents)``."""
     sums = values.new_zeros(*values.shape[:2], int(call.key_documents.max()) + 1)
     return sums.scatter_add(2, call.key_documents.clamp(min=0)[:, None].expand(values.shape), values)
-
-
-def _with_groups(weights: np.ndarray, groups: Sequence[Sink]) -> np.ndarray:
-    """Mean weights ``(heads, positions)`` with a column more for each group: the sum of its positions."""
-    columns = [weights[:, list(group.positions)].sum(1, keepdims=True) for group in groups]
-    return np.concatenate([weights, *columns], axis=1)
 
 
 def _column(module: _Module, position: int) -> tuple[np.ndarray, np.ndarray, float]:

@@ -171,8 +171,10 @@ def find_sinks(
     sinks = dataclasses.replace(whole.sinks(decode=decode, corpus=corpus, bos=bos), tried=_tried(finders))
     if place != "find":
         sinks = _placed(sinks, place, whole, inputs)
-    elif (short := short_rows_warning(sinks.length, threshold)) and _reads_causally(model, inputs):
-        warn(f"find_sinks: {short}")
+    elif short := short_rows_warning(sinks.length, threshold):
+        decoder = "input_ids" in inputs and isinstance(model, PreTrainedModel) and not model.config.is_encoder_decoder
+        if decoder and not looks_ahead(model):
+            warn(f"find_sinks: {short}")
     if sinks.main is None:
         unknown = np.full(len(sinks.heads), np.nan)
         return dataclasses.replace(sinks, weights=unknown, value_ratio=unknown)
@@ -203,12 +205,6 @@ def weigh_sinks(
     with attend(model, [measured], verify=False):
         _run(model, inputs, torch.arange(len(next(iter(inputs.values())))), batch_size)
     return measured.completed()
-
-
-def _reads_causally(model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
-    if "input_ids" not in inputs or not isinstance(model, PreTrainedModel) or model.config.is_encoder_decoder:
-        return False
-    return not looks_ahead(model)
 
 
 def _require_reads(model: nn.Module, inputs: Mapping[str, Tensor]) -> None:

@@ -206,7 +206,10 @@ class _Decoder:
             own, edits = tokens[sample : sample + 1], self.edits(sample, sample + 1)
             alone = self.run({"input_ids": own}, edits)[0]
             self.checks.close(alone, edited[sample], _ROUNDING, self.label("batch split"), "outputs of a sample")
-            short = self.run({"input_ids": own[:, :length], **_counted(own[:, :length])}, edits)[0]
+            mask = torch.ones_like(own[:, :length])
+            short = self.run({"input_ids": own[:, :length], "attention_mask": mask, "position_ids": mask.cumsum(1) - 1}, edits)[
+                0
+            ]
             unpadded = padded[sample][-len(short) :]
             self.checks.close(unpadded, short, _ROUNDING, self.label("left padding"), "outputs of a sample")
 
@@ -306,11 +309,6 @@ def _outputs(model: nn.Module, inputs: Inputs, edits: Edits) -> Tensor:
                 result = run(**inputs)
     outputs: Tensor = result.logits if hasattr(result, "logits") else result.last_hidden_state
     return outputs
-
-
-def _counted(tokens: Tensor) -> Inputs:
-    mask = torch.ones_like(tokens)
-    return {"attention_mask": mask, "position_ids": mask.cumsum(1) - 1}
 
 
 def _padded(tokens: Tensor, lengths: Sequence[int]) -> Inputs:

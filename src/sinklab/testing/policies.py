@@ -228,7 +228,12 @@ def _check_masking(checks: Checks, policy: SlotPolicy | Full, model: PreTrainedM
         expected, tolerance = model(input_ids=tokens, attention_mask=visible, use_cache=False).logits, _EXACT
     else:
         assert isinstance(policy, SlotPolicy)
-        expected, tolerance = _slow_logits(policy, model, tokens), _ROTATED
+        layers = [_SlowLayer(policy, rotation) for rotation in read_rotations(model).layers.values()]
+        cache, logits = Cache(layers=list(layers)), []
+        for token in tokens.split(1, dim=1):
+            position = torch.tensor([[layers[0].get_seq_length()]])
+            logits.append(model(input_ids=token, position_ids=position, **cache_argument(model, cache), use_cache=True).logits)
+        expected, tolerance = torch.cat(logits, dim=1), _ROTATED
     decoded = _read(policy, model, tokens, _singly(tokens))
     checks.close(decoded, expected, tolerance, "evicting is masking", "logits of decoding")
 
@@ -267,15 +272,6 @@ class _SlowLayer(CacheLayerMixin):
         return -1
 
     get_max_cache_shape = get_max_length
-
-
-def _slow_logits(policy: SlotPolicy, model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    layers = [_SlowLayer(policy, rotation) for rotation in read_rotations(model).layers.values()]
-    cache, logits = Cache(layers=list(layers)), []
-    for token in tokens.split(1, dim=1):
-        position = torch.tensor([[layers[0].get_seq_length()]])
-        logits.append(model(input_ids=token, position_ids=position, **cache_argument(model, cache), use_cache=True).logits)
-    return torch.cat(logits, dim=1)
 
 
 @torch.no_grad()

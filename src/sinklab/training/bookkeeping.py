@@ -253,7 +253,11 @@ class Bookkeeper(TrainerCallback, ExportableState):
         if "loss" not in logs:
             return
         step, loss = state.global_step, float(logs["loss"])
-        since, speed = self._speed(step)
+        since = max(1, step - self._recorded_at)
+        speed = since * self.tokens_per_step / max(self._seconds(), 1e-9)
+        self._recorded_at = step
+        self._restart()
+        self.speeds.append(speed)
         rows = [
             _row(TRAIN_LOSS, loss, since),
             _row(LEARNING_RATE, logs["learning_rate"]),
@@ -329,14 +333,6 @@ class Bookkeeper(TrainerCallback, ExportableState):
         """Seconds of training since the last record, also before the run was stopped."""
         then, elsewhere = self._mark
         return time.perf_counter() - then - (self._spent_elsewhere() - elsewhere)
-
-    def _speed(self, step: int) -> tuple[int, float]:
-        since = max(1, step - self._recorded_at)
-        speed = since * self.tokens_per_step / max(self._seconds(), 1e-9)
-        self._recorded_at = step
-        self._restart()
-        self.speeds.append(speed)
-        return since, speed
 
     @property
     def speed(self) -> float | None:

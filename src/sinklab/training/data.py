@@ -139,7 +139,10 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = si
         ConfigurationError: settings that this corpus or tokenizer cannot follow.
     """
     data, context = config.data, config.model.max_position_embeddings
-    corpus = _resolve(data)
+    settings = data.model_dump(include={"subset", "revision", "train_split", "held_out_split", "text_column"})
+    if data.train_split == "train":
+        del settings["train_split"]  # the default, which texts that are no dataset need not refuse
+    corpus = resolve_corpus(data.corpus, **settings)
     if corpus.endless and data.max_tokens is None:
         tokens = config.training.steps * config.training.batch_size * context
         raise ConfigurationError(
@@ -218,13 +221,6 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = si
             },
         },
     )
-
-
-def _resolve(data: DataConfig) -> Corpus:
-    settings = data.model_dump(include={"subset", "revision", "train_split", "held_out_split", "text_column"})
-    if data.train_split == "train":
-        del settings["train_split"]  # the default, which texts that are no dataset need not refuse
-    return resolve_corpus(data.corpus, **settings)
 
 
 def _tokenizer(data: DataConfig, corpus: Corpus, source: dict[str, object], cache: Path) -> PreTrainedTokenizerBase:

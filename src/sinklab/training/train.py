@@ -255,7 +255,10 @@ def _prepare(
         init_from = None if origin is None else Path(origin)
     source = weights_folder(init_from) if init_from is not None and checkpoint is None else None
     with arguments.main_process_first(local=True):
-        data = prepare_data(_with_tokenizer(config, checkpoint if init_from else source), cache, screen.preparing)
+        named, trained = config, checkpoint if init_from else source  # whose tokenizer is taken, unless one is named
+        if config.data.tokenizer is None and trained is not None and (trained / "tokenizer_config.json").is_file():
+            named = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(trained)})})
+        data = prepare_data(named, cache, screen.preparing)
     require_same_text(earlier, data, out)
     if config.training.dtype == "bfloat16" and not has_bfloat16(chosen_device(config)):
         screen.note("this device has no instructions for bfloat16, and steps in it are many times slower than in float32")
@@ -406,13 +409,6 @@ def _take_down(run: Prepared, start: dict[str, Any] | None) -> None:
         resumed=resumed,
         **{**facts, "versions": {**facts["versions"], **library_versions()}},
     )
-
-
-def _with_tokenizer(config: PretrainingConfig, folder: Path | None) -> PretrainingConfig:
-    """The configuration with the tokenizer that the weights in ``folder`` were trained with, unless one is named."""
-    if folder is None or config.data.tokenizer is not None or not (folder / "tokenizer_config.json").is_file():
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(folder)})})
 
 
 def _about(start: dict[str, Any], model: SinkLM) -> str:
