@@ -39,17 +39,6 @@ def test_prints_what_to_use_and_then_a_table(checkpoint, tmp_path):
     assert summary["recommendation"] in page
 
 
-def test_terminal_and_card_say_that_recomputation_is_sampled(checkpoint, tmp_path):
-    out, size = tmp_path / "out", ["--text", "random_tokens", "--tokens", "240", "--documents", "2", "--window", "16"]
-    result = run(checkpoint, *size, "--sinks", "0,1", "--policies", "full,window,recompute", "--out", out)
-    scored = {entry["policy"]: entry["scored_tokens"] for entry in read_run(out, "summary.json")["policies"]}
-    full, anew = scored["full"], scored["recompute"]
-    assert anew < full
-    said = f"Re-computation is scored on {anew} of {full} tokens; its loss is that of the window, and"
-    assert said in " ".join(result.stdout.split())
-    assert said in CliRunner().invoke(app, ["card", str(out)]).stdout
-
-
 def test_json_is_the_summary_and_nothing_else(checkpoint, tmp_path):
     out = tmp_path / "out"
     result = run(checkpoint, *QUICK, *NAMES, "--json", "--out", out)

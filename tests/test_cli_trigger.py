@@ -84,12 +84,6 @@ def test_retrieval(tmp_path):
     assert last["behind_bos_mean"] is None  # nothing stands behind a trigger at the end
 
 
-def test_relu_is_the_one_of_the_paper():
-    (entry,) = json.loads(run("--operation", "relu", "--cap", 1, "--seeds", 0, "--json").stdout)["runs"]
-    assert entry["operation"] == "relu"
-    assert entry["settings"]["uncounted"] == 1
-
-
 def test_anyway_trains_what_cannot_be():
     (entry,) = json.loads(run("--operation", "sigmoid", "--anyway", "--cap", 2, "--seeds", 0, "--json").stdout)["runs"]
     assert (entry["operation"], entry["outcome"], entry["bos_weight_bound"]) == ("sigmoid", "cap", None)
@@ -104,19 +98,11 @@ RETRIEVAL = ["--task", "retrieval"]
         (["--operation", "sofmax"], "no operation is called 'sofmax'. Did you mean 'softmax'?"),
         (["--operation", "relu:counted=1"], "operation 'relu' has no setting 'counted'"),
         (["--operation", ","], "0 operations, 3 seeds and 1,000 samples"),
-        (["--position", "16"], "position 16 must be in 2 … 15, counted from 0"),
-        (["--length", "3"], "length 3 must be at least 4"),
-        (["--heads", "0"], "heads 0 must be at least 1"),
-        (["--triggers", "14"], "14 triggers in 16 tokens; expected 1 … 13"),
-        (["--positions", "rotary", "--width", "7"], "head_dim 7 must be even"),
         (["--start", "construction", "--heads", "2"], "constructions are known for one layer with one head"),
         (["--start", "construction", "--operation", "gated"], "constructions are known for softmax, and for relu"),
-        (["--noise", "0.1"], "noise 0.1 is put on a construction, and the start is random"),
         (["--resume"], "--resume is about an output directory; give one with --out"),
-        (["--tolerance", "0"], "tolerance 0.0 must be a positive number"),
         (["--operation", "sigmoid"], "operation 'sigmoid' cannot do the task: each weight depends on its own score"),
         (["--no-bos", "--operation", "softmax"], "without BOS there is no token that could carry nothing"),
-        (["--target", "value"], "target 'value' must be one of including, preceding"),
         (["--keys", "9"], "--keys 9 is an option of the other task"),
         ([*RETRIEVAL, "--layers", "2"], "--layers 2 is an option of the other task"),
         ([*RETRIEVAL, "--operation", "relu"], "off by 0.2 or more somewhere. relu:power=0 is not divided"),

@@ -56,12 +56,6 @@ def test_versions_are_named_without_importing_torch():
 # --- quiet ---
 
 
-@pytest.mark.parametrize("name", find_commands())
-def test_every_command_can_be_quiet(name):
-    words = run(name, "--help").stdout.split()
-    assert {"--quiet", "-q"} <= set(words)
-
-
 def test_quiet_silences_progress_and_sentences_but_no_result(checkpoint, tmp_path, watched, monkeypatch):
     shown = []
     monkeypatch.setattr("sinklab.cli.derive.say", lambda text: shown.append(is_quiet()))
@@ -85,19 +79,6 @@ def test_quiet_is_of_a_block(capsys):
     with pytest.raises(ZeroDivisionError), quietly():
         raise ZeroDivisionError
     assert not is_quiet()
-
-
-def test_trainings_and_sweeps_are_quiet_too(capsys):
-    from sinklab.jobs.processes import watching
-    from sinklab.training.bookkeeping import display
-
-    with display(10) as shown, watching(2, 0) as watch:
-        shown.note("a training")
-        watch.note("a sweep")
-    with quietly(), display(10) as shown, watching(2, 0) as watch:
-        shown.note("a training")
-        watch.note("a sweep")
-    assert capsys.readouterr() == ("", "a training\na sweep\n")
 
 
 # --- estimates ---
@@ -215,13 +196,6 @@ def test_colours_can_be_forced_and_refused():
     assert forced.startswith("\x1b[1mrecipes")
     bare = colours(FORCE_COLOR="1", NO_COLOR="1")
     assert not {f"\x1b[{code}m" for code in range(30, 38)} & set(bare.replace("m", "m ").split())
-
-
-def test_forced_colours_draw_no_bars_into_a_file(monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with bars.bars() as progress:
-        progress("measuring", 1, 2)
-    assert capsys.readouterr() == ("", "")
 
 
 def table() -> Table:

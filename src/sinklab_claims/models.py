@@ -6,13 +6,11 @@ import functools
 from collections.abc import Mapping
 
 from sinklab.corpora import resolve_corpus
-from sinklab.models.checkpoint import embedded_called, embedded_path
+from sinklab.models.embedded import embedded_called, embedded_path
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.registry import read_outs
 from sinklab_claims.contract.claim import Cost, Scale
 from sinklab_claims.contract.trained import Checkpoint
-
-__all__ = ["EMBEDDED", "MODELS", "READ_IN_SECONDS", "embedded_model", "model_of", "numbers_of", "opened"]
 
 MODELS: Mapping[Scale, str] = {"tiny": "embedded:softmax", "60m": "EleutherAI/pythia-70m", "1b": "EleutherAI/pythia-1b"}
 """Scales at which one model is measured, and a seed draws texts for it; at ``small`` a seed is a training."""

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab_claims.contract.claim import BASELINE, Times, Variant, bases_at, folder_names
-from sinklab_claims.contract.scales import base_config
+from sinklab_claims.contract.claim import BASELINE, Times, Variant, base_config, bases_at, folder_names
 from sinklab_claims.reproduce import store as store_of_cells
 from sinklab_claims.reproduce.store import make_cells, open_store, resolved_changes
 
@@ -27,12 +26,6 @@ def test_what_changes_nothing_is_the_baseline() -> None:
     assert resolved_changes(base_config("tiny"), same) == {}
     assert cells["learned", 1].name == cells[BASELINE, 1].name
     assert cells[BASELINE, 0].name != cells[BASELINE, 1].name
-
-
-def test_changes_may_follow_the_scale() -> None:
-    quarter = Variant("window", lambda base: {"model.window": base.model.max_position_embeddings // 4})
-    assert make_cells([quarter], "tiny", [0])["window", 0].config.model.window == 16
-    assert make_cells([quarter], "60m", [0])["window", 0].config.model.window == 512
 
 
 def test_a_base_without_bos_has_a_random_token_in_its_place() -> None:

@@ -19,20 +19,8 @@ from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.gu2024_laws import measure, of_checkpoint
 from sinklab_claims.gu2024_models import LENGTHS, OTHERS, THRESHOLDS, USUAL, SameOrder, rates
 from sinklab_claims.gu2024_pretraining import ExcessOfOldest, excess_weights
-from sinklab_claims.models import embedded_model
 from sinklab_claims.numbers.attention import carried
 from sinklab_claims.verdict.rule import judge
-
-
-def test_texts_of_an_embedded_model_are_drawn_by_the_seed() -> None:
-    model = embedded_model("softmax", 0, "tiny")
-    rows = model.rows(4, 16)
-    assert (rows.shape, rows.dtype) == ((4, 16), torch.int64)
-    assert (rows[:, 0] == model.loaded.tokenizer.bos_token_id).all()
-    torch.testing.assert_close(embedded_model("softmax", 0, "tiny").rows(4, 16), rows)
-    assert not torch.equal(embedded_model("softmax", 1, "tiny").rows(4, 16), rows)
-    assert model.rows(1).shape == (1, model.context) == (1, 256)
-
 
 # --- the laws of repeated tokens ----------------------------------------------------------------------------------------------
 
@@ -102,14 +90,6 @@ def test_order_of_models_by_hand():
     assert effect(of(("a", 6, 9, 9), ("b", 10, 1, 1), ("c", 30, 10, 10))) == 1.0
     assert effect(of(("a", 6, 9, 9), ("b", 7, 1, 1), ("c", 8, 0, 0))) is None
     assert (effect.unit, len(effect.needs())) == ("fraction", 9)
-
-
-def test_rates_are_those_of_a_head_that_attends_evenly():
-    """Query t has 1/t on the first key: 0.127, 0.093 and 0.074 over 32, 48 and 64 queries, below every threshold."""
-    even = rates(read_like(by_position(0.0), drawn_rows()))
-    assert set(even) == {USUAL, *OTHERS, "change_with_length"}
-    assert set(even.values()) == {0.0}
-    assert len(OTHERS) == len(THRESHOLDS) * len(LENGTHS) - 1
 
 
 def test_rates_of_a_sink_of_known_weight():

@@ -11,7 +11,7 @@ import math
 import pytest
 
 from sinklab.registry import claims
-from sinklab_claims.contract.scales import base_config
+from sinklab_claims.contract.claim import base_config
 from sinklab_claims.reproduce.store import claim_called, configure, resolved_changes
 from sinklab_claims.verdict.records import PLAIN, published_effects
 from sinklab_claims.verdict.rule import judge
@@ -136,10 +136,3 @@ def test_a_published_number_is_the_effect_of_a_part(name):
     assert set(published_effects()[name]) <= set(parts), f"bring published.json to the words of {name}"
     for effect, published in published_effects()[name].items() if name in PUBLISHED else ():
         assert published == pytest.approx(parts[effect].effect(PUBLISHED[name]), rel=6e-4, abs=1e-9)  # four digits
-
-
-def test_numbers_that_every_reader_knows():
-    found = published_effects()
-    assert found["sink_moves_to_bias"]["sink_rate_star of key bias"] == 73.34
-    assert found["sigmoid_has_no_sink"]["sink_rate of sigmoid"] == 0.44
-    assert found["window_fails_sinks_restore"]["window_0 of baseline less window_4 of baseline"] == 6.862

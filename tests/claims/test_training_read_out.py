@@ -6,7 +6,7 @@ import math
 from types import SimpleNamespace
 
 from sinklab.results.table import make_table
-from sinklab_claims.numbers.training import curve_of, training
+from sinklab_claims.numbers.losses import curve_of, training
 
 
 def read(rates, warmup: int, front: int = 0) -> dict[str, float]:

@@ -12,7 +12,6 @@ from tests.claims.planted_models import by_position, drawn_rows, model_like, rea
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from sinklab.attention.session import attend
-from sinklab.errors import UnknownNameError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
@@ -57,19 +56,6 @@ def test_recomputation_is_that_of_the_policy(few):
     with torch.no_grad():
         alone = token_losses(texts.loaded.model, window[None], after=texts.budget)
     assert texts.recomputed()[1, -1].item() == pytest.approx(alone.item(), abs=1e-3)
-
-
-def test_at_small_a_seed_is_a_training():
-    assert [models.model_of("small", seed) for seed in range(3)] == [
-        "embedded:softmax",
-        "embedded:softmax-1",
-        "embedded:softmax-2",
-    ]
-    assert models.model_of("small", 2, "sigmoid") == "embedded:sigmoid-2"
-    assert {models.model_of("tiny", seed) for seed in range(8)} == {"embedded:softmax"}
-    assert models.model_of("tiny", 5, "sigmoid") == "embedded:sigmoid"
-    with pytest.raises(UnknownNameError, match=r"^embedded:softmax-3: .* none from seed 3"):
-        models.model_of("small", 3)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from sinklab import SinkCache, measure, show
 from sinklab.attention.anatomy import unwrapped
 from sinklab.attention.modules import out_of_peft
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
-from sinklab.models.checkpoint import embedded_names, embedded_path
+from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import hash_weights, load_model, num_parameters, wrap_model
 

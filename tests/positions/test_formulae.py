@@ -10,7 +10,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from sinklab.errors import ConfigurationError
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.positions.relative import bucket_numbers
+from sinklab.positions._buckets import bucket_numbers
 from sinklab.registry import positions
 
 INDEX = torch.arange(4)[None]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
-from synthetic import HOSTILE, a_condition, a_part, a_place, sinks_found, write_audit
+from synthetic import HOSTILE, a_condition, write_audit
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab.results.table import read_run
 from sinklab.studies.audit.compare import Comparison
-from sinklab.studies.audit.folder import read_audit
-from sinklab.studies.audit.page import layer_figures
+from sinklab.studies.audit.page import read_audit
 
 
 @pytest.fixture(scope="module")
@@ -64,47 +62,6 @@ def test_rows_of_one_audit_stand_where_they_stand_there(tmp_path: Path) -> None:
     assert rows.index(row) == rows.index("null mass (%)") + 1
 
 
-def test_without_any_loss_there_is_no_row_of_losses(tmp_path: Path) -> None:
-    none = [write_audit(tmp_path / name, model=name, layers=2, summary={"loss": None}) for name in "ab"]
-    assert not [row for row in Comparison(none).table.index if row.startswith("loss (nats")]
-    table = Comparison([none[0], write_audit(tmp_path / "c", model="c", layers=2)]).table
-    assert list(table.loc["loss (nats per token)"]) == [None, 3.2134]
-
-
-def test_texts_of_other_revisions_show_what_differs(tmp_path: Path) -> None:
-    """Versions of packages are whole; of a hash there is as much as tells two apart."""
-    revisions = ("CPython-3.11.7 numpy-2.0 torch-2.13", "CPython-3.11.7 numpy-2.0 torch-2.14", f"sha256-{'a1b2c3d4' * 8}")
-    folders = []
-    for name, revision in zip("abc", revisions, strict=True):
-        folders.append(write_audit(tmp_path / name, model=name, layers=2, run={"corpus": {"revision": revision}}))
-    warning = Comparison(folders).warning
-    assert f"({revisions[0]})" in warning
-    assert f"({revisions[1]})" in warning
-    assert "(sha256-a1b2c3d4)" in warning
-    assert list(Comparison(folders).table.loc["setting: revision of the corpus"]) == [*revisions[:2], "sha256-a1b2c3d4"]
-
-
-def test_a_token_is_named_where_most_samples_have_it(tmp_path: Path) -> None:
-    places = [sinks_found([a_place(0, text="<s>", token_share=share)], 4) for share in (1.0, 0.5)]
-    folders = [
-        write_audit(tmp_path / f"{at}", model=f"{at}", layers=2, summary={"sinks": to_json(found["sinks"])})
-        for at, found in enumerate(places)
-    ]
-    table = Comparison(folders).table
-    assert list(table.loc["strongest sink: token"]) == ["<s>", None]
-
-
-def test_sinks_that_are_no_positions_are_counted_as_sinks(tmp_path: Path) -> None:
-    corners = a_place(None, kind="group", name="the corner patches", positions=[1, 7])
-    stop = a_place(None, kind="token", name="the first “.”", text=".")
-    sinks = to_json(sinks_found([corners, stop], 4)["sinks"])
-    folders = [write_audit(tmp_path / "a", model="a", layers=2)]
-    folders.append(write_audit(tmp_path / "b", model="b", layers=2, summary={"sinks": sinks}))
-    table = Comparison(folders).table
-    assert list(table.loc["sinks"]) == [1, 2]
-    assert table["b"]["strongest sink: position"] == "the corner patches"
-
-
 @pytest.mark.parametrize("corpus", ["random_tokens", "repeated_token"])
 def test_an_audit_on_an_artificial_text_has_rates_with_and_without_bos(corpus: str, tmp_path: Path) -> None:
     other = "repeated_token" if corpus == "random_tokens" else "random_tokens"
@@ -153,29 +110,6 @@ def test_page(folders: list[Path], tmp_path: Path) -> None:
         assert read_audit(folder).found.finding.replace("“<s>”", "“&lt;s&gt;”") in text
     assert "are not comparable" not in text
     assert path.read_bytes() == Comparison(folders).write(tmp_path / "again.html").read_bytes()
-
-
-def test_an_encoder_decoder_is_one_audit(folders: list[Path], tmp_path: Path) -> None:
-    parts = {"parts": [a_part(part) for part in ("encoder", "decoder")]}
-    both = write_audit(tmp_path / "t5", model="t5", layers=2, heads=2, seq_len=16, summary=parts)
-    text = Comparison([folders[0], both]).write(tmp_path / "compare.html").read_text(encoding="utf-8")
-    assert "t5, encoder" in text
-    assert "t5, decoder" in text
-    assert "<h1>2 audits side by side</h1>" in text
-    assert "the output directories of 2 audits." in text
-
-
-def test_no_two_columns_look_alike(folders: list[Path], tmp_path: Path) -> None:
-    """Thirty lines can be told apart; the others have none, and the page says so."""
-    audits = [("", read_audit(folders[0]).views[0])] * 32
-    series = layer_figures(audits)[0]["series"]
-    assert len({(line["kind"], line.get("round")) for line in series}) == len(series) == 30
-    text = Comparison([folders[0]] * 32).write(tmp_path / "compare.html").read_text(encoding="utf-8")
-    looks = re.findall(r'<i class="swatch ([^"]*)" aria-hidden="true"></i>', text)
-    assert len(set(looks)) == len(looks) == 30
-    style = text.split("</style>")[0]
-    assert all(f".line.{look} " in style and f".swatch.{look} " in style for look in ("r1", "r2", "r3", "r4"))
-    assert "Only the first 30 of the 32 columns above have lines" in text
 
 
 def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> None:

@@ -63,11 +63,6 @@ NEVER = {
 
 
 class TestWritten:
-    def test_a_new_file_and_the_folders_above_it(self, tmp_path):
-        write(tmp_path / "a" / "b" / "out.txt")
-        assert (tmp_path / "a" / "b" / "out.txt").read_text() == "new"
-        assert names(tmp_path / "a" / "b") == ["out.txt"]
-
     def test_a_file_is_replaced_with_overwrite_only(self, tmp_path):
         out = tmp_path / "out"
         a_file(out)
@@ -170,17 +165,6 @@ class TestCommands:
         assert f"exists; choose another with {line[-1]}, or replace it with --overwrite" in self.run(*line, out)
         assert "nowhere" in self.run(*line, out, "--overwrite")  # now it looks for what it needs
         assert out.read_text() == "mine"
-
-    @pytest.mark.parametrize("command", LINES)
-    @pytest.mark.parametrize("kind", [a_folder, a_dangling_link])
-    def test_what_is_no_file(self, tmp_path, command, kind):
-        kind(tmp_path / "out.png")
-        assert NEVER[kind] in self.run(*self.LINES[command], tmp_path / "out.png", "--overwrite")
-
-    @pytest.mark.parametrize("command", LINES)
-    def test_overwrite_of_nothing(self, command):
-        *line, option = self.LINES[command]
-        assert f"--overwrite is about an output file; give one with {option}" in self.run(*line, "--overwrite")
 
     def test_a_page_that_is_not_ours_is_not_replaced(self, tmp_path):
         from sinklab.report.page import write_page

@@ -20,7 +20,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import load_model
 from sinklab.recipes.emergence import emergence
 from sinklab.report.runs import finding_of
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
 from sinklab.results.table import read_table
 from sinklab.training import bookkeeping, process
 from sinklab.training.bookkeeping import Bookkeeper

@@ -32,7 +32,8 @@ from sinklab.attention.paths.table import set_attention_path
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import first_line, weight_files
 from sinklab.models.language_model import SinkLMConfig
-from sinklab.models.tokenizer import load_tokenizer, without_bars
+from sinklab.models.quiet import without_bars
+from sinklab.models.tokenizer import load_tokenizer
 from sinklab.registry import operations
 from sinklab.results.progress import warn
 

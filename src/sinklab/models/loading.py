@@ -43,7 +43,8 @@ from sinklab.models.checkpoint import (
 from sinklab.models.gguf_file import parsed_once, read_gguf, unpacked
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.losses import is_causal_lm
-from sinklab.models.tokenizer import Processor, kind_of, load_processor, load_tokenizer, only_errors, without_bars
+from sinklab.models.quiet import only_errors, without_bars
+from sinklab.models.tokenizer import Processor, kind_of, load_processor, load_tokenizer
 from sinklab.registry import operations
 from sinklab.results.progress import is_quiet
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from sinklab.configuration import Section
+from sinklab.positions._buckets import BucketSettings, bucket_numbers
 from sinklab.positions.base import DecoderShape, PositionScheme, distances
-from sinklab.positions.relative import BucketSettings, bucket_numbers
 from sinklab.registry import positions
 
 __all__ = ["BucketIndex"]

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from sinklab.errors import InputError, ResultError
 from sinklab.results.table import COLUMNS, LATER
 
-__all__ = ["CorpusAndBos", "GridRow", "MetricRows", "Numbers", "labelled", "layer_name", "part_order"]
-
 CorpusAndBos = tuple[str, int | None]
 """Corpus and how many beginning-of-sequence tokens each sample starts with."""
 

@@ -15,20 +15,6 @@ from sinklab.errors import InputError, ResultError
 from sinklab.results.file import read_object, write_atomically
 from sinklab.results.metric import Metric, Row, SingleRow
 
-__all__ = [
-    "COLUMNS",
-    "LATER",
-    "append",
-    "finite",
-    "make_table",
-    "read_run",
-    "read_table",
-    "unpacked",
-    "write_json",
-    "write_table",
-    "write_text",
-]
-
 COLUMNS: dict[str, tuple[str, str]] = {
     "run_id": ("string", "identity of the run that produced the number"),
     "model": ("string", "name or path of the model"),

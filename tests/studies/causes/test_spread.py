@@ -14,7 +14,7 @@ from tests.studies.causes.planted import by_name, sinks_of, small_lm, words
 from sinklab import attend
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
 from sinklab.studies.causes.readout import MaskedToken

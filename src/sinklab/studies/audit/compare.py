@@ -13,18 +13,14 @@ import pandas as pd
 
 from sinklab.errors import ConfigurationError
 from sinklab.registry import spelled
-from sinklab.report.pack import round_matrix
+from sinklab.report.maps import round_matrix
 from sinklab.report.page import render
-from sinklab.results.blocks import Bar, Grid, names, number, percent
+from sinklab.results.blocks import Bar, Grid, display_token, names, number, percent
 from sinklab.results.file import write_file
 from sinklab.results.html import html
 from sinklab.results.intervals import just_above
-from sinklab.results.naming import display_token
-from sinklab.studies.audit.folder import Audit, View, read_audit
 from sinklab.studies.audit.found import bos_words, condition_name, loss_unit
-from sinklab.studies.audit.page import DEFINITIONS, LOOKS, head_rates, layer_figures, look_of
-
-__all__ = ["Comparison"]
+from sinklab.studies.audit.page import DEFINITIONS, LOOKS, Audit, View, head_rates, layer_figures, look_of, read_audit
 
 _PERCENT = " (%)"
 """Rows whose name ends so are percentages."""

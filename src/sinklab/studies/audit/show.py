@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sinklab.results.blocks import Bar, Block, Facts, Grid, Heading, Say, number, percent
+from sinklab.results.blocks import Bar, Block, Facts, Grid, Heading, Say, counted, number, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL
-from sinklab.results.naming import counted
-from sinklab.results.record import from_json
-from sinklab.results.sections import sections
+from sinklab.results.sections import from_json, sections
 from sinklab.studies.audit.found import (
     LEAST_SHARE_OF_HEADS,
     MANY_HEADS,
@@ -26,8 +24,6 @@ from sinklab.studies.audit.found import (
     place_and_token,
     samples_of,
 )
-
-__all__ = ["conditions_grid", "facts", "remarks", "section_blocks", "show", "sinks_grid"]
 
 LISTED = 5
 """Places that a terminal lists besides the strongest; summary.json has more, the table all."""

@@ -84,7 +84,7 @@ def depend(
     from sinklab.registry import policies as policy_registry
     from sinklab.registry import tasks as registry
     from sinklab.report.page import write_blocks_page
-    from sinklab.results.record import to_json
+    from sinklab.results.sections import to_json
     from sinklab.results.table import append, make_table
     from sinklab.streaming.limits import length_known
     from sinklab.studies.depend.contenders import make_contenders

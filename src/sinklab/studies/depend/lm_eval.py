@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.models.loading import LoadedModel
+from sinklab.models.loading import LoadedModel, opened
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec, SlotPolicy
 from sinklab.policies.full import Full
@@ -38,7 +38,6 @@ from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.reader import CacheReader, open_reader
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.traits import has_states, tokens_in_front, tokens_of_prefix
-from sinklab.studies.measure.probing import opened
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

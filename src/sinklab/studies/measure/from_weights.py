@@ -21,17 +21,15 @@ from sinklab.configuration import check_numbers
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.probes._shared import SinkProbe
 from sinklab.registry import probes as registry
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
+from sinklab.results.environment import require_number
 from sinklab.results.progress import warn
-from sinklab.results.requirements import require_number
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.sinks.short_rows import few_queries_warning
 from sinklab.studies.measure.probing import make_probe, make_probes
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["TIER", "MeasuredWeights", "from_weights"]
 
 TIER = "from given weights"
 """Column ``tier`` of the table."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.models.tokenizer import quiet_libraries
+from sinklab.models.quiet import quiet_libraries
 from sinklab.results.file import check_file
 from sinklab.results.progress import bars, say
 from sinklab.studies.arguments import WHOLE, AsJson, Loading, OverwriteFile, command
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.stream import Stream
-
-__all__ = ["stream"]
 
 
 @command

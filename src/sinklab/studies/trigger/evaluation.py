@@ -21,8 +21,6 @@ from sinklab.studies.theory.trigger_bounds import counter_of
 from sinklab.studies.trigger.model import TriggerModel
 from sinklab.studies.trigger.problem import TriggerProblem
 
-__all__ = ["EVALUATION_SEED", "MAX_ERROR", "SINK", "TriggerNumbers", "bos_bound", "evaluate", "write_maps"]
-
 EVALUATION_SEED = 1_000_003
 """Seed of the evaluated samples; seeds of training are small numbers."""
 

@@ -15,8 +15,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.positions.base import PositionScheme, Rotation
 from sinklab.registry import positions as schemes
 
-__all__ = ["INITIAL_STD", "PositionTerms", "Shape", "TriggerAttention", "TriggerModel"]
-
 INITIAL_STD = 0.02
 """Standard deviation of all maps at the start, as released; parameters of an operation start as the operation says."""
 

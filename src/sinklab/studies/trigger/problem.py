@@ -1,4 +1,4 @@
-"""The toy problem of trigger models: samples with answers, the model that is trained on them, and when training stops."""
+"""The trigger task as it is trained: problem, model's answers and stop rule; and what no choice of maps can do."""
 
 from __future__ import annotations
 
@@ -17,13 +17,83 @@ from sinklab.errors import ConfigurationError
 from sinklab.operations.relu import Relu
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import positions
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
 from sinklab.studies.theory.retrieval_task import RetrievalBatch
-from sinklab.studies.theory.trigger_bounds import TriggerHeads, relu_solution, softmax_solution
-from sinklab.studies.theory.trigger_task import Target, TriggerBatch, trigger_batch
+from sinklab.studies.theory.trigger_bounds import (
+    Target,
+    TriggerBatch,
+    TriggerHeads,
+    relu_solution,
+    softmax_solution,
+    trigger_batch,
+)
 from sinklab.studies.trigger.model import INITIAL_STD, Shape, TriggerModel
 
-__all__ = ["Outcome", "Start", "ToyProblem", "Training", "TriggerProblem", "construction", "train"]
+TRIALS = 64
+ROUNDING = 1e-9
+"""Of float64 weights; what is compared is computed in a few steps."""
+
+
+def obstacle(operation: Operation, problem: TriggerProblem) -> tuple[str, float] | None:
+    """Why no maps of one layer solve the task with this operation, and the largest error that all leave; or ``None``.
+
+    ``None`` says that there is no proof, not that there are such maps. The error is a supremum over the sequences of the task.
+    """
+    if problem.layers > 1 or not linear_in_values(operation):
+        return None
+    count = operation.tokens_in_front + (3 if problem.bos else 2)
+    quotient = divisor_quotient(operation, count) if problem.positions == "no_position" else None
+    if quotient is not None:
+        including = problem.target == "including"
+        first, second = (2.0, 4 / 3) if including else (2.0 * 2, 2.0)
+        error = abs(second * quotient - first) / (2 * quotient + 4)
+        if error > problem.tolerance:
+            wanted = "i - 1" if including else "i - 2"
+            return (
+                f"each weight depends on its own score, and none is divided by {wanted} of {'i' if problem.bos else 'i + 1'} "
+                f"visible keys, so that no mean over {wanted} tokens comes out",
+                error,
+            )
+    alone = problem.heads == 1 and not operation.tokens_in_front
+    error = 0.25 if problem.target == "including" else 0.5
+    without_room = not problem.bos and alone and type(operation).gain is Operation.gain and error > problem.tolerance
+    if without_room and full_rows(operation):
+        return "every row of weights sums to one, and without BOS there is no token that could carry nothing", error
+    return None
+
+
+def divisor_quotient(operation: Operation, count: int) -> float | None:
+    """``d(count + 1) / d(count)`` where a weight is ``φ(score) / d(visible keys)``; ``None`` where it is no such thing.
+
+    The premise is tried on random rows, in float64.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows, others = (3 * torch.randn(TRIALS, 1, 1, count + 1, generator=generator, dtype=torch.float64) for _ in range(2))
+    others[..., 0] = rows[..., 0]
+    of_rows, of_others = (operation.weights(scores, None) for scores in (rows, others))
+    of_fewer = operation.weights(rows[..., :count], None)
+    if (of_rows[..., 0] - of_others[..., 0]).abs().max() > ROUNDING:
+        return None
+    more, fewer = of_rows[..., :count], of_fewer
+    if not bool(((more == 0) == (fewer == 0)).all()) or not bool((more != 0).any()):
+        return None
+    quotients = (fewer / more)[more != 0]
+    quotient = float(quotients.median())
+    return quotient if bool(((quotients / quotient - 1).abs() < ROUNDING).all()) else None
+
+
+def full_rows(operation: Operation) -> bool:
+    """Whether weights are at least 0 and every row sums to one; tried on random rows, in float64."""
+    scores = 3 * torch.randn(TRIALS, 1, 1, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = operation.weights(scores, None)
+    return bool((weights >= 0).all()) and bool(((weights.sum(-1) - 1).abs() < ROUNDING).all())
+
+
+def linear_in_values(operation: Operation) -> bool:
+    """Whether head outputs are weights times values, perhaps with a bias and a gate that the query sets, and with no null."""
+    parts = ("null_scores", "null_value", "finish", "head_outputs")
+    return all(getattr(type(operation), part) is getattr(Operation, part) for part in parts)
+
 
 Start = Literal["random", "construction"]
 """Small random maps, as released, or the exact constructions of ``theory/trigger_bounds.py`` with noise on them."""

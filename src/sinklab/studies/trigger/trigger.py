@@ -21,9 +21,6 @@ from sinklab.studies.arguments import (
     parse_seeds,
 )
 
-__all__ = ["trigger"]
-
-
 OPERATIONS = {"trigger": "softmax,relu", "retrieval": "softmax,relu:power=0"}
 """By default; of retrieval undivided ReLU, since ReLU divided by a number of keys provably cannot do it."""
 

@@ -1,0 +1,52 @@
+"""Quiet libraries: what a command sets up before it imports the heavy ones, and bars of progress that nobody asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+
+__all__ = ["only_errors", "quiet_libraries", "without_bars"]
+
+
+def quiet_libraries() -> None:
+    """Keep the libraries' own chatter off the screen; what matters reaches the user as an error or in the report."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+@contextlib.contextmanager
+def only_errors() -> Iterator[None]:
+    """Keep warnings of transformers, and of accelerate, off the screen for a ``with`` block."""
+    from transformers.utils import logging as of_transformers
+
+    accelerate = logging.getLogger("accelerate")
+    before = of_transformers.get_verbosity(), accelerate.level
+    of_transformers.set_verbosity_error()
+    accelerate.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        of_transformers.set_verbosity(before[0])
+        accelerate.setLevel(before[1])
+
+
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """Keep the bars that transformers draws while it reads or writes weights off the screen for a ``with`` block."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
