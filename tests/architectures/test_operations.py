@@ -11,7 +11,7 @@ from sinklab.errors import UnsupportedModelError
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
 
-from .harness import Recorder, assert_identical, forward
+from .harness import Recorder, assert_identical, forward, recorded
 from .zoo import MEASURED, ZOO, Entry, batch_of, build, model_of
 
 SINKS = ("gpt_oss", "granite_swa", "mimo_v2_flash")
@@ -114,10 +114,8 @@ def test_operation_of_the_module_wins_over_the_registered_default() -> None:
     model = with_operation(ZOO["llama"], Sigmoid(bias=BIAS))
     for layer in model.model.layers:
         layer.self_attn.operation = Sigmoid(bias=0.25)
-    recorder = Recorder()
-    with attend(model, probes=[recorder], verify=True):
-        forward(model, batch_of(ZOO["llama"]))
-    assert [record.call.operation for record in recorder.records] == [Sigmoid(bias=0.25)] * 2
+    records = recorded(model, batch_of(ZOO["llama"]))
+    assert [record.call.operation for record in records] == [Sigmoid(bias=0.25)] * 2
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sinklab.attention.session import attend
 
-from .harness import STEPS, Recorded, Recorder, decode, forward
+from .harness import STEPS, Recorded, Recorder, decode, recorded
 from .zoo import LENGTH, PADDING, ZOO, batch_of, build, model_of
 
 WINDOW = 4
@@ -14,10 +14,7 @@ SLIDING_FAMILIES = ("mistral", "gemma3", "olmo3", "gpt_oss", "phi3", "cohere2")
 
 
 def record_forward(family: str, backend: str, **batch: Tensor) -> list[Recorded]:
-    recorder = Recorder()
-    with attend(model_of(family, backend), probes=[recorder], verify=True):
-        forward(model_of(family, backend), batch)
-    return recorder.records
+    return recorded(model_of(family, backend), batch)
 
 
 def full_batch(padded: bool = False) -> dict[str, Tensor]:

@@ -281,51 +281,28 @@ def differences(reference: Path, found: Path) -> Iterator[str]:
 
 def _difference(reference: Path, found: Path) -> str | None:
     try:
-        if reference.suffix == ".parquet":
-            return _of_tables(read_table(reference), read_table(found))
-        if reference.suffix == ".json":
-            one, other = (_lasting(json.loads(path.read_text(encoding="utf-8"))) for path in (reference, found))
-            return None if one == other else next(_of_records(one, other))
-        if reference.suffix == ".csv":
-            one, other = (pd.read_csv(path) for path in (reference, found))
-            kept = [column for column in one if not VOLATILE.fullmatch(column)]
-            return None if list(one) == list(other) and one[kept].equals(other[kept]) else "the cells differ"
-        if reference.suffix == ".safetensors":
-            return _of_tensors(reference, found)
         if reference.suffix == ".svg":  # with names that matplotlib draws at random
             return None if found.read_text(encoding="utf-8").rstrip().endswith("</svg>") else "it is cut short"
-        if reference.suffix in (".html", ".md"):
-            one, other = (_unmarked(path.read_text(encoding="utf-8")) for path in (reference, found))
-            return None if one == other else "the text differs, or is cut short"
+        return None if _content(reference) == _content(found) else "it differs"
     except (SinklabError, SafetensorError, ValueError, OSError) as error:
         return f"it cannot be read: {error}"
-    return None if reference.read_bytes() == found.read_bytes() else "the bytes differ"
 
 
-def _of_tables(one: pd.DataFrame, other: pd.DataFrame) -> str | None:
-    frames = []
-    for table in (one, other):
-        frame = table.drop(columns="run_id").reset_index(drop=True)
-        frame.loc[frame["metric"].map(lambda metric: bool(VOLATILE.fullmatch(metric))), "value"] = 0.0
-        frames.append(frame)
-    if len(frames[0]) != len(frames[1]):
-        return f"{len(frames[1])} rows, and {len(frames[0])} undisturbed"
-    for column in frames[0]:
-        same = frames[0][column].eq(frames[1][column]).fillna(False) | (frames[0][column].isna() & frames[1][column].isna())
-        if not same.all():
-            rows = frames[0][~same]
-            return f"{column} differs in {len(rows)} rows, first of {rows['metric'].iloc[0]}"
-    return None
-
-
-def _of_tensors(reference: Path, found: Path) -> str | None:
-    """Tensors and what is written beside them, but for the record of an entry of a store, in which seconds stand."""
-    contents = []
-    for path in (reference, found):
+def _content(path: Path) -> Any:
+    """What a file says, but for times and identities; of a safetensors file not the record of an entry of a store, either."""
+    if path.suffix in (".parquet", ".csv"):
+        table = read_table(path).drop(columns="run_id") if path.suffix == ".parquet" else pd.read_csv(path)
+        if "metric" in table:
+            table.loc[table["metric"].map(lambda metric: bool(VOLATILE.fullmatch(metric))), "value"] = 0.0
+        kept = table[[column for column in table if not VOLATILE.fullmatch(column)]].astype(object)
+        return list(table), kept.where(kept.notna(), None).to_dict("list")
+    if path.suffix == ".json":
+        return _lasting(json.loads(path.read_text(encoding="utf-8")))
+    if path.suffix == ".safetensors":
         with safe_open(path, "numpy") as file:
             header = {name: value for name, value in (file.metadata() or {}).items() if name != "record"}
-            contents.append((header, {name: file.get_tensor(name).tobytes() for name in file.keys()}))  # noqa: SIM118
-    return None if contents[0] == contents[1] else "the tensors differ"
+            return header, {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
+    return _lasting(path.read_text(encoding="utf-8")) if path.suffix in (".html", ".md") else path.read_bytes()
 
 
 def _lasting(record: Any) -> Any:
@@ -334,24 +311,9 @@ def _lasting(record: Any) -> Any:
         return {name: _lasting(value) for name, value in record.items() if not VOLATILE.fullmatch(name)}
     if isinstance(record, list):
         return [_lasting(value) for value in record]
-    return _unmarked(record) if isinstance(record, str) else record
-
-
-def _unmarked(text: str) -> str:
-    for pattern, word in MARKS:
-        text = pattern.sub(word, text)
-    return text
-
-
-def _of_records(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in [*one, *(name for name in other if name not in one)]:
-            yield from _of_records(one.get(name), other.get(name), f"{path}.{name}" if path else name)
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for number, (left, right) in enumerate(zip(one, other, strict=True)):
-            yield from _of_records(left, right, f"{path}[{number}]")
-    elif one != other:
-        yield f"{path} is {str(other)[:80]!r}, and {str(one)[:80]!r} undisturbed"
+    for pattern, word in MARKS if isinstance(record, str) else ():
+        record = pattern.sub(word, record)
+    return record
 
 
 def half_states(work: Path) -> Iterator[str]:

@@ -23,12 +23,6 @@ class Files(MediaCorpus):
     """Files with certain endings below a folder, or one file; hidden ones and empty ones are left out.
 
     A file in a folder below has the name of the first of these folders as its class; one that lies at the top has none.
-
-    Args:
-        path: the folder, or the file.
-
-    Raises:
-        InputError: nothing there, or no such file in it.
     """
 
     suffixes: ClassVar[tuple[str, ...]]

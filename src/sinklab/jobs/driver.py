@@ -25,7 +25,7 @@ from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, run_cell, text_of
 from sinklab.jobs.estimate import SEEDS, estimate_metric
 from sinklab.jobs.grid import Cell, make_cells, short_label
-from sinklab.jobs.processes import Watch, last_line, lasts, run_processes, watching
+from sinklab.jobs.processes import GRACE, Watch, last_line, lasts, run_processes, watching
 from sinklab.results.folder import FolderLock, check_place, from_outside, is_partial
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
@@ -36,9 +36,6 @@ from sinklab.training.process import chosen_device, chosen_dtype, compiles, defa
 from sinklab.training.train import require_same_config
 
 __all__ = ["check_machine", "default_jobs", "import_ray", "prepare_texts", "run_local", "run_ray", "run_sweep", "run_waiting"]
-
-GRACE = 120.0
-"""Seconds that the cells have, when the sweep is interrupted, for the step at hand and a checkpoint."""
 
 
 def import_ray() -> ModuleType:

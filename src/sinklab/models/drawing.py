@@ -83,11 +83,13 @@ def _drawn_pairs(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int
         raise InputError(f"corpus {corpus.label!r} holds {len(pairs)} of {samples} pairs; lower `samples`")
     cut = 0
     sources, targets = [], []
+    front, back = loaded.encoder.frame(bos)
     for source_text, target_text in pairs:
-        (framed, is_cut), target = _framed(loaded, source_text, seq_len, bos), _target(loaded, target_text)
-        sources.append(framed)
+        whole, target = loaded.encoder.encode(source_text), _target(loaded, target_text)
+        ids = whole[: max(0, seq_len - len(front) - len(back))]
+        sources.append([*front, *ids, *back] if ids else [])
         targets.append(target[:seq_len])
-        cut += is_cut + (len(target) > seq_len)
+        cut += (len(ids) < len(whole)) + (len(target) > seq_len)
     for name, rows in (("source", sources), ("target", targets)):
         if empty := [number for number, row in enumerate(rows) if not row]:
             raise InputError(f"the tokenizer makes no token of the {name} {pairs[empty[0]][name == 'target'][:40]!r}")
@@ -144,14 +146,6 @@ def _bare(loaded: LoadedModel) -> Encoder:
 
 def _repeated(ids: tuple[int, ...], samples: int) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64).expand(samples, -1)
-
-
-def _framed(loaded: LoadedModel, text: str, seq_len: int, bos: bool) -> tuple[list[int], bool]:
-    """Ids of a source with the tokens round it, and whether it was cut for them to be ``seq_len``."""
-    front, back = loaded.encoder.frame(bos)
-    whole = loaded.encoder.encode(text)
-    ids = whole[: max(0, seq_len - len(front) - len(back))]
-    return ([*front, *ids, *back] if ids else []), len(ids) < len(whole)
 
 
 def _target(loaded: LoadedModel, text: str) -> list[int]:

@@ -171,15 +171,10 @@ class LinearCodes:
 
 
 class QuantizedLinear(nn.Module):
-    """A linear map that is computed as its ``setting`` says, and as it was where that is ``None``.
+    """A linear map computed as its ``setting`` says, and as it was where that is ``None``; of as many inputs as int32 can add
+    up.
 
     It takes the place of an ``nn.Linear`` or a ``Conv1D`` and has its parameters.
-
-    Attributes:
-        setting: see :class:`LinearSetting`.
-
-    Raises:
-        UnsupportedModelError: more inputs than int32 can add up.
     """
 
     def __init__(self, linear: nn.Linear | Conv1D, name: str) -> None:

@@ -83,11 +83,7 @@ class Spread:
 
 
 def read_spread(device: str, device_map: str | None, max_memory: MaxMemory | None, offload_folder: Path | str | None) -> Spread:
-    """What the arguments of :func:`~sinklab.models.loading.load_model` ask for.
-
-    Raises:
-        ConfigurationError: arguments that exclude each other, or that cannot take effect on this machine.
-    """
+    """What the arguments of :func:`~sinklab.models.loading.load_model` ask for; those that exclude each other are refused."""
     if device != "auto" and device_map is not None:
         raise ConfigurationError("`device` and `device_map` each say where the model goes; give one of them")
     extra = {"max_memory": max_memory is not None, "offload_folder": offload_folder is not None}
@@ -111,11 +107,7 @@ def read_spread(device: str, device_map: str | None, max_memory: MaxMemory | Non
 
 
 def device_named(name: str) -> torch.device:
-    """The device; ``auto`` is CUDA if there is any, else the CPU.
-
-    Raises:
-        ConfigurationError: this machine has no such device.
-    """
+    """The device, which must be there; ``auto`` is CUDA if there is any, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -531,14 +523,7 @@ def _operation(model: PreTrainedModel) -> str:
 
 
 def opened(model: str | LoadedModel | PreTrainedModel, **options: Any) -> LoadedModel:
-    """The model, loaded if it was named.
-
-    Args:
-        options: of :func:`~sinklab.models.loading.load_model`.
-
-    Raises:
-        ConfigurationError: the model is in memory, and an option asks for what it is not.
-    """
+    """The model, loaded with these options if it was named; one in memory must be what they ask for."""
     if isinstance(model, str):
         loaded = load_model(model, **options)
         if uses_returned(loaded.model) and loaded.model.config._attn_implementation != "eager":

@@ -29,12 +29,7 @@ Medium = TypeVar("Medium", Picture, Recording)
 
 
 def draw_pictures(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: int) -> Samples:
-    """Pictures as the model reads them, with what it sees of each to look at.
-
-    Raises:
-        InputError: no processor, too few pictures, one that cannot be read, or a class that the model has not.
-        UnsupportedModelError: a model of videos.
-    """
+    """Pictures as the model reads them, with what it sees of each to look at; models of videos are refused."""
     model, config = loaded.model, loaded.model.config
     if hasattr(config, "tubelet_size") or hasattr(config, "num_frames"):
         raise UnsupportedModelError(
@@ -74,15 +69,7 @@ def draw_pictures(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: in
 
 
 def draw_recordings(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: int, seed: int) -> Samples:
-    """Recordings as the model reads them.
-
-    Args:
-        seq_len: frames of a sample, for models that read any length; others have their own.
-
-    Raises:
-        InputError: no processor, too few recordings, one that cannot be read, or a class that the model has not.
-        ConfigurationError: no sound has so few frames.
-    """
+    """Recordings as the model reads them, of ``seq_len`` frames for models that read any length; others have their own."""
     model = loaded.model
     processor = _processor(loaded, "sound")
     rate = int(getattr(processor, "sampling_rate", 16_000))

@@ -189,18 +189,14 @@ class SlotTable(Table):
                 present = present & self.policy.visible(tokens, self.index)
             present = present[:, None, None, :filled]
             visible = None if bool(present.all()) else present.to(self.device)
-        shifts = self._shifts_of(tokens)
+        shifts = self.shifts(tokens)
+        self.shifted |= shifts is not None and bool(shifts.any())  # as long as no pinned key has ever been moved there are none
+        shifts = shifts.to(self.device) if shifts is not None and self.shifted else None
         positions = (tokens - self.base[:, None]).to(self.device)
         self.seen = self.seen + 1
         self.columns += 1
         slot = int(slots) if self.rows == 1 else slots[:, 0].to(self.device)
         return Step(1, slot, filled, shifts, visible, None, 0, positions)
-
-    def _shifts_of(self, tokens: Tensor) -> Tensor | None:
-        """Shifts for queries ``(rows, 1)``; ``None`` as long as no pinned key has ever been moved."""
-        shifts = self.shifts(tokens)
-        self.shifted |= shifts is not None and bool(shifts.any())
-        return shifts.to(self.device) if shifts is not None and self.shifted else None
 
     def _plan_chunk(self, length: int, valid: Tensor | None) -> Step:
         tokens = self.tokens(valid, length)

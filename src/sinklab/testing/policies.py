@@ -73,7 +73,11 @@ def check_policy(policy: Policy) -> None:
         ContractError: a check failed.
     """
     checks = Checks(f"policy {getattr(policy, 'name', type(policy).__name__)!r}")
-    _check_settings(checks, policy)
+    try:
+        again = policies.make(json.loads(json.dumps(policies.settings(policy))))
+    except (SinklabError, AttributeError, TypeError) as error:
+        raise ContractError(f"{checks.subject} breaks its contract, check 'settings': {error}") from error
+    checks.require(is_frozen(policy) and again == policy, "settings", f"a frozen dataclass equal to {policy}", again)
     _check_max_held(checks, policy)
     steady = 2 * min(policy.max_held(1 << 40), 16)
     if callable(getattr(policy, "visible", None)):
@@ -92,14 +96,6 @@ def check_policy(policy: Policy) -> None:
         raise
     except (SinklabError, RuntimeError, IndexError, TypeError) as error:
         raise ContractError(f"{checks.subject} breaks its contract, check 'reader': {first_line(error)}") from error
-
-
-def _check_settings(checks: Checks, policy: Policy) -> None:
-    try:
-        again = policies.make(json.loads(json.dumps(policies.settings(policy))))
-    except (SinklabError, AttributeError, TypeError) as error:
-        raise ContractError(f"{checks.subject} breaks its contract, check 'settings': {error}") from error
-    checks.require(is_frozen(policy) and again == policy, "settings", f"a frozen dataclass equal to {policy}", again)
 
 
 def _check_max_held(checks: Checks, policy: Policy) -> None:

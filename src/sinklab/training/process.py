@@ -102,11 +102,7 @@ def chosen_dtype(config: PretrainingConfig) -> str:
 
 
 def compiles(config: PretrainingConfig) -> bool:
-    """Whether the model is compiled.
-
-    Raises:
-        ConfigurationError: it must be and there is no compiler.
-    """
+    """Whether the model is compiled; where it must be, there must be a compiler."""
     wanted = config.training.compile
     possible = chosen_device(config) == "cuda" or any(
         shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++")
@@ -172,11 +168,7 @@ def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArgument
 def trackers(
     config: PretrainingConfig, arguments: TrainingArguments, out: Path, checkpoint: Path | None
 ) -> list[TrainerCallback]:
-    """Callbacks of the trackers that need a folder of ours; the others are made by ``report_to``.
-
-    Raises:
-        ConfigurationError: a tracker that is not installed.
-    """
+    """Callbacks of the trackers that need a folder of ours; the others are made by ``report_to``."""
     for name in config.training.report_to:
         if importlib.util.find_spec(name) is None:
             raise ConfigurationError(f"training.report_to names {name}, which is not installed; try: pip install {name}")

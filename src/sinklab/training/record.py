@@ -147,12 +147,7 @@ class RunTable:
             self._loose = []
 
     def resume(self, step: int) -> None:
-        """Take over the rows that an earlier process wrote, up to ``step``; what came later will be measured again.
-
-        Raises:
-            InputError: the file is not there.
-            ResultError: it does not follow the schema.
-        """
+        """Take over the rows that an earlier process wrote, up to ``step``; what came later will be measured again."""
         assert self.path is not None  # a table in memory has no earlier process
         earlier = read_table(self.path)
         self._packed, self._loose = [_packed(earlier[earlier["step"] <= step])], []

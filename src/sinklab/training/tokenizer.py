@@ -217,11 +217,7 @@ class TokenStream:
 
     @classmethod
     def open(cls, folder: Path) -> TokenStream:
-        """The stream in a folder.
-
-        Raises:
-            InputError: files are missing, of another length than was written, or may not be read.
-        """
+        """The stream in a folder; files that are missing, or of another length than was written, are refused."""
         try:
             identity = json.loads((folder / "identity.json").read_text(encoding="utf-8"))
             size = (folder / "tokens.bin").stat().st_size

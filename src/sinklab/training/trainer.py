@@ -63,7 +63,11 @@ class MuonWithAdamW(Optimizer):
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        inner = _linear_inside(model)
+        outer: set[Parameter] = set()
+        if isinstance(model, PreTrainedModel):
+            ends = (model.get_input_embeddings(), model.get_output_embeddings())
+            outer = {end.weight for end in ends if end is not None}
+        inner = {_stored(module) for module in model.modules() if isinstance(module, nn.Linear)} - outer
         matrices = [parameter for parameter in _trainable(model) if parameter in inner]
         rest = [parameter for parameter in _trainable(model) if parameter not in inner]
         if not matrices:
@@ -119,15 +123,6 @@ def _matrices(model: nn.Module) -> set[Parameter]:
     found = {_stored(module) for module in model.modules() if isinstance(module, (nn.Linear, nn.Embedding))}
     front = getattr(model, "front_tokens", None)
     return found if front is None else found - {_stored(front)}
-
-
-def _linear_inside(model: nn.Module) -> set[Parameter]:
-    """Weights of the linear maps that are neither the embedding nor the head."""
-    outer: set[Parameter] = set()
-    if isinstance(model, PreTrainedModel):
-        ends = (model.get_input_embeddings(), model.get_output_embeddings())
-        outer = {end.weight for end in ends if end is not None}
-    return {_stored(module) for module in model.modules() if isinstance(module, nn.Linear)} - outer
 
 
 def _stored(module: nn.Linear | nn.Embedding) -> Parameter:
