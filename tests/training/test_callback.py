@@ -47,7 +47,6 @@ from sinklab.training.trainer import stack
 
 ROWS = torch.randint(2, 300, (6, 24), generator=torch.Generator().manual_seed(1))
 
-
 SMALL = {
     "vocab_size": 300,
     "hidden_size": 16,
@@ -60,16 +59,8 @@ SMALL = {
 
 def make_llama(implementation: str = "sdpa", **fields) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        **fields,
-    )
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, num_key_value_heads=2, max_position_embeddings=64, **fields)
     return LlamaForCausalLM._from_config(config, attn_implementation=implementation).eval()
 
 
@@ -300,17 +291,6 @@ def test_a_window_is_a_mask(implementation):
     assert torch.equal(model(input_ids=ROWS).logits, make_llama(implementation)(input_ids=ROWS).logits)
 
 
-def test_a_window_of_one_sees_nothing_but_itself_and_the_sink():
-    model = make_sinklm()
-    other = ROWS.clone()
-    other[:, 1:20] = 7
-    with torch.no_grad(), limited_attention(model, 1, [0]):
-        assert torch.equal(model(input_ids=ROWS).logits[:, 20:], model(input_ids=other).logits[:, 20:])
-    other[:, 0] = 7
-    with torch.no_grad(), limited_attention(model, 1, [0]):
-        assert not torch.allclose(model(input_ids=ROWS).logits[:, 20:], model(input_ids=other).logits[:, 20:])
-
-
 def test_windowed_losses_are_of_the_tokens_beyond_the_window():
     model = make_sinklm()
     with torch.no_grad():
@@ -340,11 +320,6 @@ def test_documents_that_do_not_see_each_other_are_measured_like_rows_of_their_ow
             windowed_losses(model, packed, 4, [0, 2]), windowed_losses(model, apart, 4, [0, 2]), strict=True
         ):
             torch.testing.assert_close(kept, alone.flatten(), rtol=1e-4, atol=1e-5)
-
-
-def test_documents_with_no_token_beyond_the_window_are_refused():
-    with pytest.raises(ConfigurationError, match=r"the longest text in the first 16 probe rows has 12 tokens.*watch\.window"):
-        SinkCallback(TextRows(ROWS, torch.arange(12).repeat(6, 2)), window=11)
 
 
 def test_what_takes_no_window_says_so():
@@ -433,15 +408,6 @@ def test_rows_are_on_disk_when_a_checkpoint_is(tmp_path, monkeypatch, strategy):
     assert set(read_table(path)["step"]) == set(range(trainer.state.global_step + 1))
 
 
-def test_headlines_go_through_the_trainer_s_log(tmp_path):
-    trainer = make_trainer(make_llama(), tmp_path)
-    trainer.add_callback(SinkCallback(ROWS, every=3, window=8, trainer=trainer))
-    trainer.train()
-    history = trainer.state.log_history
-    assert [record["step"] for record in history if "sink_loss_gap" in record] == [0, 3, 4]
-    assert [record["step"] for record in history if "loss" in record] == [1, 2, 3, 4]
-
-
 def test_what_a_trainer_has_gathered_for_its_own_log_stays_there(tmp_path):
     """The trainers of TRL add to every log the means of what they have gathered, and begin anew."""
 
@@ -518,6 +484,10 @@ def test_a_model_that_predicts_no_next_token_is_refused(model):
         ({"rows": ROWS[:0]}, r"rows must be int64 \(rows, seq_len\), got torch.int64 \(0, 24\)"),
         ({"every": 0}, "every 0 must be 1 or more: steps between measurements"),
         ({"window": 23}, "window 23 leaves no token beyond it: the longest text .* has 24 tokens; lower the window"),
+        (
+            {"rows": TextRows(ROWS, torch.arange(12).repeat(6, 2)), "window": 11},
+            r"the longest text in the first 16 probe rows has 12 tokens.*watch\.window",
+        ),
         ({"threshold": 1.0}, r"threshold 1.0 must be in \[0, 1\)"),
     ],
 )
