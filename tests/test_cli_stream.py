@@ -160,24 +160,6 @@ class TestEnds:
         more = lines(run(checkpoint, "--resume", state, "--prompt", " more", "--max-new-tokens", 5, "--json"))[0]
         assert more == lines(run(checkpoint, "--prompt", f"{PROMPT} more", *options[:-2], "--max-new-tokens", 5))[0]
 
-    def test_a_file_that_appears_meanwhile_costs_no_state(self, checkpoint, monkeypatch, tmp_path):
-        state, step = tmp_path / "state.bin", Stream.step
-
-        def meanwhile(self):
-            state.write_text("another's")
-            return step(self)
-
-        monkeypatch.setattr(Stream, "step", meanwhile)
-        result = run(checkpoint, "--prompt", PROMPT, *SMALL, "--max-new-tokens", 3, "--save", state, status=2)
-        (rescued,) = set(tmp_path.iterdir()) - {state}
-        assert result.stderr == (
-            f"error: output file {state} exists; choose another with --save, or replace it with --overwrite. "
-            f"The state is in {rescued}\n"
-        )
-        assert state.read_text() == "another's"
-        monkeypatch.undo()
-        run(checkpoint, "--resume", rescued, "--max-new-tokens", 3)
-
     @pytest.mark.slow  # a fresh interpreter
     def test_a_reader_that_has_had_enough(self, checkpoint):
         """As with ``| head``: no traceback, no complaint, status 0."""

@@ -2,14 +2,12 @@
 
 import inspect
 import os
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from rich.table import Table
 from tests.command_line import CliRunner
 
 from sinklab.cli import app as application
@@ -19,7 +17,6 @@ from sinklab.results import progress as bars
 from sinklab.results.environment import installed
 from sinklab.results.folder import default_out
 from sinklab.results.progress import SETTLED, Pace, is_quiet, quietly, say
-from sinklab.results.run import Listing
 from sinklab.results.version import __version__
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--probe", "sink_rate"]
@@ -196,26 +193,6 @@ def test_colours_can_be_forced_and_refused():
     assert forced.startswith("\x1b[1mrecipes")
     bare = colours(FORCE_COLOR="1", NO_COLOR="1")
     assert not {f"\x1b[{code}m" for code in range(30, 38)} & set(bare.replace("m", "m ").split())
-
-
-def table() -> Table:
-    shown = Table(box=None, pad_edge=False)
-    for header in ("policy", "", "loss in nats", "[b]held[/b]"):
-        shown.add_column(header)
-    shown.add_row("sink_window", "a", "2.574 ± 0.40", "393 KiB")
-    shown.add_row("recompute_the_window", "", "2.736", "–")
-    return shown
-
-
-@pytest.mark.parametrize("width", [40, 50, 60])
-def test_nothing_of_an_answer_is_cut_off(width, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", str(width))
-    Listing({}, lambda record: ["one line", table()]).show()
-    shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    assert "…" not in shown
-    assert "recompute_the_window" in shown
-    assert max(map(len, shown.splitlines())) <= width
 
 
 # --- one folder for all outputs ---

@@ -63,9 +63,7 @@ def test_derived_parts_are_fresh(refresh, path):
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arguments = {
-        "audit_a_model": [str(checkpoint), "audited"],
-    }.get(example.stem, [])
+    arguments = {"audit_a_model": [str(checkpoint), "audited"]}.get(example.stem, [])
     monkeypatch.setattr(sys, "argv", [str(example), *arguments])
     runpy.run_path(str(example), run_name="__main__")
     printed = capsys.readouterr().out

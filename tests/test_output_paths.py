@@ -72,16 +72,6 @@ def test_a_folder_that_another_process_uses(tmp_path, command, overwrite):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [name for name in FOLDERS if name != "reproduce"])
-def test_the_working_directory(tmp_path, monkeypatch, command):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    said = run(command, *FOLDERS[command], "--out", ".")
-    assert "is the working directory or one above it, which no result takes the place of; give the name of a new dir" in said
-    run(command, *FOLDERS[command], "--out", "..")
-    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
-
-
 ENDINGS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
 
 

@@ -18,7 +18,6 @@ from sinklab.registry import (
     KINDS,
     Registry,
     claims,
-    entry_points,
     interventions,
     operations,
     policies,
@@ -178,17 +177,6 @@ def test_outside_packages_use_entry_points(fruits, tmp_path, monkeypatch):
     del sys.modules["orchard"]
 
 
-def test_a_package_that_is_installed_meanwhile_is_found(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "quince" not in probes
-    installed = tmp_path / "orchard-1.0.dist-info"
-    installed.mkdir()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: orchard\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text("[sinklab.probes]\nquince = orchard:Quince\n")
-    assert "quince" in probes
-    assert [point.value for point in entry_points("probes")] == ["orchard:Quince"]
-
-
 def test_an_outside_plugin_cannot_take_the_place_of_another(fruits):
     fruits.write("apple", PLUGIN.format(name="apple", summary="x"))
     fruits.points = [importlib.metadata.EntryPoint("apple", "orchard:Fruit", "sinklab.fruits")]
@@ -258,11 +246,7 @@ def test_settings_are_written_behind_a_colon_and_checked():
         (operations, "relu:3", "cannot be read; write"),
         (operations, "relu:power=[", "the value '\\[' of power is not YAML"),
         (operations, "rleu:power=1", "no operation is called 'rleu'. Did you mean 'relu'"),
-        (
-            operations,
-            "relu:powr=1",
-            "'relu' has no setting 'powr'; it has normalize, uncounted, power. Did you mean 'power'",
-        ),
+        (operations, "relu:powr=1", "'relu' has no setting 'powr'; it has normalize, uncounted, power. Did you mean 'power'"),
         (operations, "relu:uncounted=many", "operation 'relu': uncounted = 'many': input should be a valid integer"),
         (
             interventions,

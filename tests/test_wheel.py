@@ -1,8 +1,9 @@
-"""What goes into the wheel, and the scripts that try it and describe a release; `make wheel-check` installs it."""
+"""What goes into the wheel, the notes of a release, and the versions that every command runs on."""
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import zipfile
 
 import pytest
 from tests import release, wheel
-from tests.versions import ROOT
+from tests.every_command import LINES
+from tests.versions import ROOT, environment, floors
 
+from sinklab.cli.commands import find_commands
 from sinklab.results.version import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -72,3 +75,28 @@ def test_the_scripts_need_nothing_but_python():
     """So that a Python without torch can run them."""
     line = "import sys; sys.modules['torch'] = sys.modules['sinklab'] = None; import tests.wheel, tests.release"
     subprocess.run([sys.executable, "-c", line], cwd=ROOT, check=True)
+
+
+def test_every_command_is_run_on_other_versions():
+    assert sorted(LINES) == sorted(find_commands())
+    for name, lines in LINES.items():
+        assert lines
+        assert {line.split()[0] for line in lines} == {name}
+
+
+def test_the_oldest_transformers():
+    oldest = floors()["transformers"]
+    try:
+        python = environment(oldest)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"transformers {oldest} cannot be installed here: {error.stderr.strip().splitlines()[-1]}")
+    done = subprocess.run(
+        [python, "-m", "tests.every_command", "pretrain", "stream"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"transformers {oldest}.")
+    assert done.stdout.count("\nok ") == len(LINES["pretrain"]) + len(LINES["stream"])

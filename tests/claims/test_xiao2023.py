@@ -139,18 +139,6 @@ def test_a_window_in_one_layer_is_that_of_the_architecture_and_that_encoded_anew
     assert len({round(number, 6) for name, number in numbers.items() if name != "re_computation"}) == 4
 
 
-def test_windows_encoded_anew_start_with_bos_where_rows_do():
-    trained = trained_like()
-    trained.every_row_has_bos = True
-    rows, total, count = trained.rows(128, 64), 0.0, 0
-    with torch.no_grad():
-        for target in range(17, 64, 2):
-            window = torch.cat((rows[:, :1], rows[:, target - 15 : target + 1]), dim=1)
-            total += token_losses(trained.loaded.model, window, after=15).double().sum().item()
-            count += len(rows)
-    assert first_tokens(trained)["re_computation"] == pytest.approx(total / count, abs=1e-5)
-
-
 def test_learned_tokens_in_front_are_the_first_ones():
     """With the token in front alone kept, the model sees what its own kind with a window would see besides it."""
     trained = trained_like(operation={"name": "sink_token"})

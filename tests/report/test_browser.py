@@ -16,7 +16,6 @@ from synthetic import HOSTILE, write_audit
 
 from sinklab.report.heads import Received, Shown, head_view
 from sinklab.report.maps import Maps
-from sinklab.results.table import read_table, write_table
 from sinklab.studies.audit.compare import Comparison
 from sinklab.studies.audit.page import PAGE_BUDGET, read_audit, write_report
 
@@ -333,30 +332,3 @@ def test_every_head_has_an_address_of_its_own(browser: Any, folder: Path, tmp_pa
         assert title.text_content() == name
     assert visit.said == []
     visit.context.close()
-
-
-def test_a_position_that_too_few_queries_see_makes_no_head_a_sink(browser, tmp_path):
-    """Three heads give the position behind the last candidate much in every sample; in another layer no position counts."""
-    folder = write_audit(tmp_path / "late", layers=3, heads=3, sink_position=None)
-    table = read_table(folder / "table.parquet")
-    length = int(table["key_position"].max()) + 1
-    rates = (table["probe"] == "sink_rate") & (table["metric"] == "gu2024")
-    table.loc[rates, "value"] = 0.0
-    late = rates & (table["key_position"] == length // 2 + 1)
-    table.loc[late & (table["layer"] == 0), "value"] = 40.0
-    table.loc[rates & (table["layer"] == 1) & (table["key_position"] == 0), "value"] = 30.0
-    write_table(table, folder / "table.parquet")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary |= {"candidate_positions": length // 2 + 1}
-    summary["candidates_by_module"] = {"model.layers.0.self_attn": length // 2 + 1, "model.layers.1.self_attn": 0}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    visit = Visit(browser, write_report(folder))
-    for layer, said in enumerate(
-        ("Not a sink head: in no sample", "No position can be a sink of this head", "Not a sink head")
-    ):
-        cell(visit, layer, 0).click()
-        visit.shown(0, layer, 0)
-        assert visit.page.text_content("#panel-lead").startswith(said)
-    assert "Sink rate" in visit.page.text_content("#numbers")
-    cell(visit, 1, 0).hover()
-    assert "of too few queries to count" in visit.page.text_content("body")

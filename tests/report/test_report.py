@@ -15,16 +15,7 @@ import pytest
 from synthetic import HOSTILE, TableMaker, a_part, a_place, write_audit
 
 from sinklab.errors import InputError, ResultError
-from sinklab.report.maps import (
-    MAX_BINS,
-    MapPlan,
-    bins_of,
-    coarse_scores,
-    pack_maps,
-    pack_unsigned,
-    pool_positions,
-    pool_tiles,
-)
+from sinklab.report.maps import MAX_BINS, MapPlan, bins_of, coarse_scores, pack_maps, pack_unsigned, pool_positions, pool_tiles
 from sinklab.results.blocks import percent
 from sinklab.results.html import framed
 from sinklab.results.sections import to_json

@@ -104,19 +104,6 @@ def test_a_number_has_one_name_with_the_sections_of_an_audit_and_without(tmp_pat
     assert names == [["gu2024"], ["gu2024"]]
 
 
-def test_numbers_of_several_sinks_are_told_apart(tmp_path):
-    """A mean over the places of several origins is the number of none."""
-    spikes = [{"metric": "spike", "value": value, "sink": sink} for value, sink in ((900.0, "corner patches"), (4.0, "[CLS]"))]
-    norms = [{"metric": "norm", "value": 2.0, "sink": "[CLS]"}]
-    write_json({"kind": "origin", "status": "finished", "config": {}}, tmp_path / "run.json")
-    write_table(make_table(spikes + norms, model="org/model", probe="origin", unit="1"), tmp_path / "table.parquet")  # type: ignore[arg-type]
-    assert {name: value for name, (value, _) in run_of(tmp_path).numbers.items()} == {
-        "spike · corner patches": 900.0,
-        "spike · [CLS]": 4.0,
-        "norm": 2.0,
-    }
-
-
 @pytest.mark.parametrize(
     ("about", "names"),
     [
@@ -321,21 +308,6 @@ def test_cells_without_numbers_are_named_and_the_others_drawn(tmp_path, capsys):
         plot([tmp_path / "lr"], out=tmp_path / "other.svg")
     with pytest.raises(InputError, match="not there"):  # a run that is named is one that is wanted
         plot([cells[0]], out=tmp_path / "other.svg")
-
-
-def test_sweeps_of_one_grid_are_told_apart_by_their_folders(tmp_path):
-    folders = [tmp_path / "softmax/lr", tmp_path / "sigmoid/lr"]
-    cells = [cell for folder in folders for cell in make_sweep(folder, (0.001, 0.004), (0,))]
-    figure = draw_runs([read_curves(cell) for cell in cells])
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == [
-        f"{name}/lr: learning_rate={rate}, position 2" for name in ("softmax", "sigmoid") for rate in ("0.001", "0.004")
-    ]
-    runs = [make_run(tmp_path / f"{name}/run") for name in "ab"]
-    figure = draw_runs([read_curves(run) for run in runs])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"{n}/run (softmax), position 2" for n in "ab"]
-    write_plot([runs[0], runs[0]], tmp_path / "once.svg")
-    assert (tmp_path / "once.svg").read_text().count("<!-- run (softmax), position 2 -->") == 1
 
 
 def cells_like(run: RunCurves, rates, seeds) -> list[RunCurves]:

@@ -282,10 +282,7 @@ HUGE = 2**40
 
 
 @pytest.mark.parametrize(
-    "ask",
-    [
-        lambda: make_sinklm()(torch.zeros(1, 4, dtype=torch.long), past_key_values=SinkCache(make_sinklm(), window=HUGE)),
-    ],
+    "ask", [lambda: make_sinklm()(torch.zeros(1, 4, dtype=torch.long), past_key_values=SinkCache(make_sinklm(), window=HUGE))]
 )
 def test_sizes_of_the_library(ask):
     with pytest.raises(ConfigurationError, match="of memory would be needed"):

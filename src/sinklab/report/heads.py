@@ -350,10 +350,7 @@ def _finding(sinks: Sequence[Sink], found: int, weights: _Weights, threshold: fl
 
 
 def _add_received(
-    data: dict[str, Any],
-    blobs: dict[str, str],
-    received: _Weights,
-    sinks: Sequence[tuple[Sink, NDArray[Any]]],
+    data: dict[str, Any], blobs: dict[str, str], received: _Weights, sinks: Sequence[tuple[Sink, NDArray[Any]]]
 ) -> None:
     """Weights by head and position, as fine as fits; the script takes them in percent as its rates, and as they are."""
     weights, early = received.mean, received.early

@@ -24,6 +24,7 @@ from sinklab.registry import policies
 from sinklab.streaming.base import Reader, Telemetry, forget_media
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.limits import inside, require_integers, warn_of_length
+from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.traits import (
     continues_in_chunks,
     has_states,
@@ -221,6 +222,8 @@ class CacheReader(Reader):
         if planned:
             for layer in cache.layers:
                 layer.release()  # of another number of rows
+            if isinstance(cache.table, SlotTable):
+                cache.table.apart = cache.table.watched = False  # no attention follows
             cache.table.step = cache.table.plan(length, None)
             cache.table.note(ids, rows)
         for number, layer in enumerate(held):

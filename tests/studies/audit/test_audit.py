@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
-from tests.architectures.zoo import MEASURED, ZOO, build
+from tests.architectures.zoo import ZOO, build
 from tests.conftest import make_sinklm
 from tests.report.synthetic import a_place, sinks_found
 
@@ -20,7 +20,7 @@ from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import probes
 from sinklab.results.table import COLUMNS, read_table
-from sinklab.studies.audit.found import SinksFound, finding, is_of_few, layers_words, place_and_token
+from sinklab.studies.audit.found import SinksFound, finding, layers_words, place_and_token
 from sinklab.studies.audit.page import head_data, read_audit
 from sinklab.studies.measure.probing import check_identity, run_probes
 
@@ -178,26 +178,6 @@ def test_maps_file_speaks_of_its_tokens(result):
     assert json.loads(metadata["modules"]) == ["layers.0.self_attn", "layers.1.self_attn"]
 
 
-def test_a_learned_sink_logit_is_named_as_the_sink():
-    model = build(next(entry for entry in MEASURED if entry.id == "gpt_oss"), "eager")
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.sinks.fill_(20.0)
-    result = audit(wrap_model(model), **SMALL | {"seq_len": 16}, bos="none")
-    # Scores are far below 20, so the logit takes nearly everything: exp(20) against at most 16 keys.
-    assert result.summary["sink_role"] == "null score"
-    assert result.summary["null_mass"] > 0.9
-    assert result.summary["definitions"]["gu2024_null"] == 100.0
-    assert result.summary["sinks"]["sinks"][0]["text"] == "learned sink logit"
-
-
-def test_a_bos_outside_the_vocabulary_is_none():
-    # GPT2Config says 50256 whatever the vocabulary.
-    model = build(next(entry for entry in MEASURED if entry.id == "gpt2"), "eager")
-    model.config.bos_token_id = 50256
-    assert wrap_model(model).encoder.bos_token_id is None
-
-
 def test_the_record_counts_what_was_proved(result):
     checks = result.record["checks"]
     # Logits are the only output; 16 tokens are the whole sample; two layers, each seen and verified on four rows a sample.
@@ -323,12 +303,3 @@ def test_a_head_that_gives_much_to_other_keys_makes_no_sink_of_silent_ones():
 )
 def test_layers_are_said_by_their_runs(layers, words):
     assert layers_words(layers) == words
-
-
-def test_one_head_in_270_is_no_other_sink_in_words():
-    heads = [(1, 0, "m", 18.0)]
-    main = a_place(0, rate=76.0, sinking=220)
-    found = SinksFound(**sinks_found([main, a_place(7, sinking=1, heads=heads)], 270) | {"sink_layers": [3, 4, 5, 12]})
-    assert finding(found, 0.3) == "The sink is position 0: 220 of 270 heads in layers 3–5 and 12, sink rate 76.0\u202f%."
-    few = SinksFound(**sinks_found([main, a_place(7, sinking=1, heads=heads)], 12))
-    assert (is_of_few(found.sinks.sinks[1], found), is_of_few(few.sinks.sinks[1], few)) == (True, False)

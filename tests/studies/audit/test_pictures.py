@@ -14,8 +14,6 @@ from transformers import (
     DetrImageProcessor,
     DetrModel,
     ResNetConfig,
-    SwinConfig,
-    SwinModel,
     ViTConfig,
     ViTForImageClassification,
     Wav2Vec2Config,
@@ -95,16 +93,6 @@ def test_a_damaged_file_is_refused(audited, tmp_path, change):
         save_file(load_file(audited[1].folder / "pictures.safetensors") | change, path, metadata=about)
     with pytest.raises(ResultError, match=r"pictures.safetensors.*audit again"):
         picture_data(tmp_path)
-
-
-def test_windows_have_no_panel_and_no_maps(tmp_path):
-    torch.manual_seed(0)
-    config = SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
-    loaded = wrap_model(SwinModel(config).eval(), processor=processor(32))
-    result = audit(loaded, samples=3, out=tmp_path / "audit")
-    assert result.summary["seq_len"] == 16
-    files = {path.name for path in result.folder.iterdir()}
-    assert files == {"report.html", "summary.json", "table.parquet", "run.json"}
 
 
 def test_a_length_that_pictures_do_not_have_is_refused(audited):

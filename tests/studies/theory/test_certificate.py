@@ -16,7 +16,6 @@ from sinklab.attention.visibility import Dense
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import operations
-from sinklab.results.table import make_table
 from sinklab.studies.theory.no_op_certificate import NoOpCertificate, certify
 from sinklab.testing import check_probe
 
@@ -178,41 +177,6 @@ def test_a_bias_of_the_operation_is_in_every_vector():
             check(layer, head, query, vectors[head, : query + 1] + columns[head] @ added[head], 0)
 
 
-def test_a_bias_is_written_once_though_weights_do_not_sum_to_one():
-    generator = torch.Generator().manual_seed(0)
-    queries, keys, values = (torch.randn(1, 2, 3, 4, generator=generator) for _ in range(3))
-    projection, bias = torch.randn(6, 8, generator=generator), torch.randn(2, 4, generator=generator)
-    positions, causal = torch.arange(3)[None], torch.ones(3, 3, dtype=torch.bool).tril()
-    probe = NoOpCertificate()
-    probe.update(
-        AttentionCall(
-            site=Site("layers.0.self_attn", 0),
-            queries=queries,
-            keys=keys,
-            values=values,
-            scaling=0.5,
-            visible=Dense(causal[None, None]),
-            operation=operations.make({"name": "relu"}),
-            query_positions=positions,
-            key_positions=positions,
-            query_documents=torch.zeros_like(positions),
-            key_documents=torch.zeros_like(positions),
-            output_bias=bias,
-            projection=projection,
-        ),
-        Statistics(),
-    )
-    seen = torch.arange(1, 4)[:, None]  # ReLU is divided by the number of keys that a query sees
-    weights = (queries @ keys.mT * 0.5).relu().masked_fill(~causal, 0.0) / seen
-    outputs = weights @ values + bias[:, None]
-    norms = torch.einsum("dhv,bhqv->bhqd", projection.unflatten(1, (2, 4)), outputs).norm(dim=-1)
-    torch.testing.assert_close(probe.found[0].output_norm.float(), norms, rtol=1e-5, atol=1e-6)
-    # The hulls are of values with the bias: what weights that sum to one would write.
-    vectors = torch.einsum("dhv,bhkv->bhkd", projection.unflatten(1, (2, 4)), values + bias[:, None]).double()
-    for head in range(2):
-        check(probe.found[0], head, 2, vectors[0, head], 0, near=1e-4 + NEAR)
-
-
 @pytest.mark.parametrize(
     "operation",
     [
@@ -355,28 +319,6 @@ def test_few_queries_of_a_long_call_are_those_of_all():
 
 def test_contract():
     check_probe(NoOpCertificate, delta="measured")
-
-
-def test_rows_fit_the_table_and_merge():
-    model = sinklm()
-    one, two = (
-        certify(model, some_rows(seed=1), delta=0.2),
-        certify(model, some_rows(seed=2), delta=0.2),
-    )
-    both = certify(model, torch.cat((some_rows(seed=1), some_rows(seed=2))), delta=0.2)
-    one.merge(two)
-    merged, whole = (make_table(probe.rows(), probe=probe.name) for probe in (one, both))
-    assert set(merged["metric"]) == {metric.name for metric in NoOpCertificate.metrics}
-    key = ["metric", "layer", "head"]
-    merged, whole = merged.sort_values(key).reset_index(), whole.sort_values(key).reset_index()
-    assert (merged["count"] == whole["count"]).all()
-    # Different starts give different points within the tolerance.
-    assert (merged["value"] - whole["value"]).abs().max() < 1e-3
-    for metric in NoOpCertificate.metrics:
-        values = merged.loc[merged["metric"] == metric.name, "value"]
-        assert values.between(metric.range[0] - 1e-9, metric.range[1] + 1e-9).all(), metric.name
-    with pytest.raises(ConfigurationError, match=r"two certificates with delta 0.2 and None measure different things"):
-        one.merge(NoOpCertificate())
 
 
 def test_what_is_refused():

@@ -330,10 +330,7 @@ def candidates_of(audit: Audit) -> NDArray[np.int64]:
 
 
 def _own_sinks(
-    audit: Audit,
-    rates: NDArray[np.float64] | None,
-    received: NDArray[np.float64] | None,
-    candidates: NDArray[np.int64],
+    audit: Audit, rates: NDArray[np.float64] | None, received: NDArray[np.float64] | None, candidates: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Each head's own sink position; the model's strongest where the head has none. ``(modules, num_heads)``."""
     main = audit.found.main

@@ -143,12 +143,7 @@ def remarks(found: AuditFound) -> list[str]:
 
 def sinks_grid(found: AuditFound) -> Grid:
     """Every place of the sinks, with its heads; also those that are nearly sinks."""
-    kinds = {
-        "sinks": "sink",
-        "followed": "looked at",
-        "silent": "only as a share of its row",
-        "weak": "in too few samples",
-    }
+    kinds = {"sinks": "sink", "followed": "looked at", "silent": "only as a share of its row", "weak": "in too few samples"}
     rows = [
         [
             f"{view.part}: {place_and_token(place)}" if view.part else place_and_token(place),

@@ -75,14 +75,7 @@ def compare_policies(
     from sinklab.studies.cache import SECTION
     from sinklab.studies.cache.comparison import compared, require_next_token
     from sinklab.studies.cache.found import quantized_rows, write_page
-    from sinklab.studies.cache.plan import (
-        TEXTS,
-        affordable,
-        checked_budgets,
-        checked_names,
-        default_length,
-        long_texts,
-    )
+    from sinklab.studies.cache.plan import TEXTS, affordable, checked_budgets, checked_names, default_length, long_texts
     from sinklab.studies.cache.rounding import quantized_caches, require_quantized
     from sinklab.studies.export.chosen import FOLDER, advised_exports, checked_engines, require_advice, write_exports
     from sinklab.studies.measure.probing import uses_bos

@@ -338,12 +338,7 @@ def _references(measured: Sequence[_Measured], scored: Sequence[Tensor], budgets
 
 
 def _policy_entry(
-    entry: _Measured,
-    part: Tensor,
-    references: _References,
-    speed: Decoding,
-    count: int,
-    curve: _Curve,
+    entry: _Measured, part: Tensor, references: _References, speed: Decoding, count: int, curve: _Curve
 ) -> PolicyEntry:
     """What is reported of a policy.
 

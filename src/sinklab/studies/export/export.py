@@ -13,12 +13,7 @@ from sinklab.studies.export.base import IntegerChoice
 
 @command
 def export(
-    run: Path,
-    *,
-    to: Sequence[str],
-    policy: str | None = None,
-    quantized: IntegerChoice = "auto",
-    out: Path | None = None,
+    run: Path, *, to: Sequence[str], policy: str | None = None, quantized: IntegerChoice = "auto", out: Path | None = None
 ) -> Listing:
     """Write the cache policy that a run has chosen as flags or a script for another engine; nothing is measured.
 

@@ -372,10 +372,7 @@ def _facts(origin: Origin) -> Iterator[tuple[str, str]]:
         yield "gone", f"{there} takes the norm from {number(death.before)} to {number(death.after)}"
     if origin.units and origin.norm is not None:
         written = sum(unit.along for unit in origin.units)
-        yield (
-            "written",
-            f"{number(written)} of {number(origin.norm)} by {names([unit.name for unit in origin.units], 8)}",
-        )
+        yield ("written", f"{number(written)} of {number(origin.norm)} by {names([unit.name for unit in origin.units], 8)}")
         first = origin.channels[0]
         if first.share >= 0.5:
             inside = sum(unit.in_channel for unit in origin.units)

@@ -114,8 +114,6 @@ def run_lab(
             for entry in cannot
         )
         raise ConfigurationError(f"{why}{problem.hint}To train all the same, set `anyway`")
-    for label in trained:
-        problem.build(by_label[label], seeds[0])  # refuses a start that cannot be, before anything is trained or written
     grid: dict[str, Sequence[object]] = {
         "operation": [label for label in labels if label not in reasons],
         "anyway": list(reasons) if anyway else [],
