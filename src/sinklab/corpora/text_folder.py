@@ -46,7 +46,7 @@ class TextFolder(TextCorpus):
         if not self.path.is_dir():
             raise InputError(f"there is no folder {self.path}")
         files = visible_files(self.path, self.suffixes)
-        self._files = {}
+        self._files: dict[str, Path] = {}
         for name, path in files.items():
             with path.open(
                 encoding="utf-8-sig", errors="replace"
