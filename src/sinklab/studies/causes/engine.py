@@ -30,7 +30,7 @@ from sinklab.studies.causes.readout import Changes, Readout
 from sinklab.studies.causes.replay import HeadsEdit, Recording, Replay
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["REPLAYED", "Engine", "all_heads_edited", "measure_effects", "multiplies_coarsely"]
+__all__ = ["COARSELY", "REPLAYED", "Engine", "all_heads_edited", "measure_effects", "multiplies_coarsely"]
 
 REPLAYED = "replayed"
 """What :attr:`Effects.record` says of a module whose heads did not go one by one."""

@@ -128,11 +128,11 @@ def label_heads(
     (:data:`NEEDS`): hiding it, its share going to the other keys, costs more than giving that to none.
 
     **What is controlled.** Claims have one-sided p-values, a label in a domain the largest of its claims (an intersection-union
-    test, valid however they correlate); Benjamini and Hochberg's procedure runs over all heads, domains and labels, and once
-    more over the second axis. Of the labels given in domains a share of at most ``level`` is false in expectation; where all
-    are false, the chance that any is given is at most ``level``. This rests on independent texts; for costs, on means over
-    texts that are near normal or skewed to the right; for what costs nothing, on no text that costs more than
-    ``minimal_effect / RARE`` or than what was seen (:class:`~sinklab.studies.causes.evidence.Evidence`).
+    test, valid however they correlate); Benjamini and Hochberg's procedure runs over all heads, domains and labels, once more
+    over *slight* and once over the second axis. Of the labels given in domains a share of at most ``level`` is false in
+    expectation; where all are false, the chance that any is given is at most ``level``. This rests on independent texts; for
+    costs, on means over texts that are near normal or skewed to the right; for what costs nothing, on no text that costs more
+    than ``minimal_effect / RARE`` or than what was seen (:class:`~sinklab.studies.causes.evidence.Evidence`).
 
     **A minimal effect that is taken from the same texts** (:func:`~sinklab.studies.causes.evidence.minimal_effect_of`) makes no
     claim false more often. That a mean is above ``m`` is claimed where its lower confidence bound is; if that lies below the
@@ -186,7 +186,12 @@ class _Decided:
         # All claims of a label hold: the largest of their p-values (an intersection-union test, Berger 1982).
         p = [[np.maximum.reduce([of[name].p for name in names]) for names in rules.values()] for of in evidence]
         self.p = np.stack([np.stack(of_domain, axis=1) for of_domain in p], axis=1)
-        self.decided, self.critical = benjamini_hochberg(self.p, level)
+        # Slight heads are many: among the others they would pay for false labels that say more.
+        slight = np.array([rule == "slight" for rule in rules])
+        self.decided = np.zeros(self.p.shape, dtype=bool)
+        self.decided[..., ~slight], self.critical = benjamini_hochberg(self.p[..., ~slight], level)
+        if slight.any():
+            self.decided[..., slight], _ = benjamini_hochberg(self.p[..., slight], level)
 
     def rules_of(self, head: int, domain: int) -> list[str]:
         """The hypotheses that are decided for a head in a domain, without those of which another says more."""
