@@ -11,6 +11,7 @@ import torch
 from sinklab.errors import ConfigurationError
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes.effects import Effects
+from sinklab.studies.causes.evidence import evidence_of
 from sinklab.studies.causes.labels import RULES, asked_for, label_heads, mirrored, require_texts, texts_needed
 from sinklab.studies.causes.samples import token_samples
 
@@ -78,14 +79,14 @@ def test_a_head_of_many_that_costs_less_than_an_even_share_is_slight():
     assert labels([[UNNEEDED], [DORMANT]], texts=MANY) == ["unneeded", "dormant"]  # says more, and is said
 
 
-@pytest.mark.parametrize("share", [0.4, 0.5, 0.8])
-def test_slight_is_shown_wrongly_as_seldom_as_it_says(share):
-    """Heads that cost an even share, in few texts of the most that a text may cost, or in more of less."""
-    generator, trials = np.random.default_rng(4), 400
-    loss = np.zeros((len(VARIANTS), 1, 18, trials))
-    loss[VARIANTS.index("hide")] = 0.2 / share * (generator.uniform(size=(1, 18, trials)) < share)
-    wrong = [label_heads(effects_of(loss[..., [trial]]), sink_of(1), many=True)[0].label == "slight" for trial in range(trials)]
-    assert np.mean(wrong) < 0.05 + 2 * np.sqrt(0.05 * 0.95 / trials)
+def test_slight_is_shown_wrongly_as_seldom_as_it_says():
+    """Heads that cost an even share: in few texts of the most that a text may cost, or in more of less."""
+    generator, trials = np.random.default_rng(4), 4000
+    for share in (0.4, 0.5, 0.8, 1.0):
+        loss = np.zeros((len(VARIANTS), trials, 18, 1))
+        loss[VARIANTS.index("hide"), ..., 0] = 0.2 / share * (generator.uniform(size=(trials, 18)) < share)
+        p = evidence_of(effects_of(loss), 0, 0.01, many=True)["hide is slight"].p
+        assert np.mean(p <= 0.05) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / trials)
 
 
 def test_what_is_asked_for_behind_the_first_edits():
