@@ -24,7 +24,7 @@ from tests.conftest import make_sinklm, make_tokenizer
 
 from sinklab.cli.app import app
 from sinklab.training.config import PretrainingConfig
-from sinklab_claims.contract.scales import CONFIGS
+from sinklab_claims.contract.claim import CONFIGS
 from sinklab_claims.pathways.runs import SELECTION_SEEDS
 
 __all__ = ["LINES", "main"]

@@ -100,14 +100,7 @@ def make(name: str, source: str, before: dict[str, object] | None) -> dict[str, 
     attention = matrices(loaded, rows)
     numbers = {definition: np.round(values, 8).tolist() for definition, values in dense_numbers(attention).items()}
     allowed = {definition: float(f"{value:.3g}") for definition, value in tolerances(attention).items()}
-    return {
-        "model": name,
-        "revision": loaded.revision,
-        "kind": kind,
-        "numbers": numbers,
-        "tolerances": allowed,
-        "rows": rows,
-    }
+    return {"model": name, "revision": loaded.revision, "kind": kind, "numbers": numbers, "tolerances": allowed, "rows": rows}
 
 
 def written(fields: dict[str, object]) -> str:

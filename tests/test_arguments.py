@@ -1,4 +1,4 @@
-"""What a command does with the arguments that Python gives it, before it is called: numbers, lists, paths and their names."""
+"""Arguments: types are checked by name, options in groups, settings of a configuration, and what Python code gets wrong."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pytest
+import torch
+from tests.conftest import make_sinklm, make_tokenizer
 
+import sinklab
+from sinklab import attend
 from sinklab.cli.commands import find_commands
+from sinklab.configuration import check_numbers, with_overrides
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.architecture import Architecture
+from sinklab.registry import operations, probes
+from sinklab.sinks.finding import find_sinks
 from sinklab.studies.arguments import BatchSize, CorpusSource, Loading, Options, Output, Samples, Threshold, _checked, command
+from sinklab.studies.measure.probing import run_probes
+from sinklab.training.config import PretrainingConfig
 
 if TYPE_CHECKING:
     from somewhere import Thing
@@ -126,3 +136,192 @@ class TestOptionsInGroups:
             self.function()("m", out=3)
         with pytest.raises(TypeError, match=r"dtyp.*it takes model, samples, device"):
             self.function()("m", dtyp="float32")
+
+
+IDS = torch.arange(2, 30)[None]
+
+
+@pytest.fixture
+def model():
+    return make_sinklm().eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [(3, "int"), (None, "NoneType"), (["embedded:softmax"], "list"), (torch.nn.Linear(1, 1), "Linear; wrap_model")],
+)
+def test_a_model_is_loaded_by_its_name(name, says):
+    with pytest.raises(InputError, match=f"the name of a model is a text or a path, and this is of {says}"):
+        sinklab.load_model(name)
+
+
+def test_a_device_of_torch_is_one():
+    assert sinklab.load_model("embedded:softmax", device=torch.device("cpu")).device == torch.device("cpu")
+
+
+def test_a_model_is_not_saved_to_a_file(model, tmp_path):
+    """transformers says so in its log, and returns as if it had."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="file is a file; give the directory that the checkpoint goes to"):
+        sinklab.save_model(model, tmp_path / "file", make_tokenizer())
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_stream_ends_after_a_whole_number_of_tokens(model):
+    """After 2.5 it never did."""
+    with pytest.raises(ConfigurationError, match=r"max_new_tokens must be a whole number, got 2\.5"):
+        sinklab.stream(model, IDS, max_new_tokens=2.5)
+    with pytest.raises(ConfigurationError, match="max_new_tokens 0 must be 1 or more"):
+        sinklab.stream(model, IDS, max_new_tokens=0)
+
+
+def test_settings_of_a_stream(model):
+    with pytest.raises(
+        TypeError, match=r"stream\(\) got an unexpected keyword argument 'foo'; its settings are policy, tokenizer"
+    ):
+        sinklab.stream(model, IDS, foo=1)
+    for settings, says in (
+        ({"temperature": "1"}, "temperature is '1'; expected a number"),
+        ({"top_p": [0.5], "temperature": 1}, "top_p is of list; expected a number"),
+        ({"top_k": 2.5, "temperature": 1}, r"top_k must be a whole number, got 2\.5"),
+        ({"seed": -1, "temperature": 1}, "seed -1 must be 0 or more"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            sinklab.Stream(model, **settings)
+
+
+EMPTY = [torch.zeros(shape, dtype=torch.long) for shape in ((0, 5), (2, 0), (0, 0))]
+PADDING = {"input_ids": torch.zeros(2, 5, dtype=torch.long), "attention_mask": torch.zeros(2, 5, dtype=torch.long)}
+
+
+@pytest.fixture(scope="module")
+def small_model():
+    return make_sinklm()
+
+
+@pytest.mark.parametrize("tokens", EMPTY, ids=lambda tokens: str(tuple(tokens.shape)))
+def test_no_tokens_are_refused(small_model, tokens):
+    for ask in (small_model, lambda ids: find_sinks(small_model, ids), lambda ids: run_probes(small_model, ids, [])):
+        with pytest.raises(InputError, match=r"of shape \(\d, \d\) holds? no token; give at least one"):
+            ask(tokens)
+
+
+def test_sinks_are_not_looked_for_in_padding(small_model):
+    with pytest.raises(InputError, match=r"attention_mask of shape \(2, 5\) holds no token"):
+        find_sinks(small_model, PADDING)
+
+
+@pytest.mark.parametrize("name", probes.names())
+def test_a_probe_that_saw_padding_alone_has_no_rows(small_model, name):
+    with torch.no_grad(), attend(small_model, probes=[probes.make(name)]) as session:
+        small_model(**PADDING)
+    table = session.table()
+    assert not len(table) or (table["count"] == 0).all() or not table["value"].notna().any(), table
+
+
+def test_a_name_is_no_probe(small_model):
+    refused = pytest.raises(ConfigurationError, match=r"make one of it with sinklab.registry.probes.make\('entropy'\)")
+    with refused, attend(small_model, probes=["entropy"]):
+        pass
+
+
+def test_dotted_paths_take_yaml():
+    config = with_overrides(
+        PretrainingConfig(),
+        ["model.window=64", "optimizer.betas=[0.8,0.99]", "training.compile=false", "data.corpus=./texts", "name=windowed"],
+    )
+    assert config.model.window == 64
+    assert config.optimizer.betas == (0.8, 0.99)
+    assert config.training.compile is False
+    assert (config.data.corpus, config.name) == ("./texts", "windowed")
+
+
+def test_a_number_in_exponent_notation_is_a_number():
+    assert with_overrides(PretrainingConfig(), ["optimizer.learning_rate=1e-3"]).optimizer.learning_rate == 0.001
+
+
+def test_a_field_may_be_said_by_another():
+    assert with_overrides(PretrainingConfig(), ["name=windowed", "data.corpus=${name}"]).data.corpus == "windowed"
+
+
+def test_null_clears_a_field():
+    config = PretrainingConfig(model=Architecture(window=8))
+    assert with_overrides(config, ["model.window=null"]).model.window is None
+
+
+def test_another_operation_drops_the_settings_of_the_former():
+    config = PretrainingConfig(model=Architecture(operation={"name": "sigmoid", "bias": -2.0}))
+    assert with_overrides(config, ["model.operation.name=softmax"]).model.operation == {"name": "softmax"}
+    kept = with_overrides(config, ["model.operation.bias=-3"]).model.operation
+    assert kept == {"name": "sigmoid", "bias": -3}
+    at_the_top = Architecture(operation={"name": "sigmoid", "bias": -2.0})
+    assert with_overrides(at_the_top, ["operation.name=softmax"]).operation == {"name": "softmax"}
+    both = with_overrides(config, ["model.operation.name=sink_logit", "model.operation.initial=1.5"])
+    assert both.model.operation == {"name": "sink_logit", "initial": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.windw=3", r"there is no field 'model\.windw'\. Did you mean 'window'\? Known: "),
+        ("modle.window=3", r"there is no field 'modle'\. Did you mean 'model'\?"),
+        ("model.window", r"`changes` 'model\.window': expected path=value, such as optimizer\.learning_rate=1e-3"),
+        ("training.steps=many", r"training\.steps = 'many': input should be a valid integer"),
+        ("model.window=0", r"model\.window = 0: input should be greater than or equal to 1"),
+        ("training.dtype=float16", r"training\.dtype = 'float16': input should be 'auto', 'bfloat16' or 'float32'"),
+        ("model.window.size.name=3", r"model\.window = \{'size': \{'name': 3\}\}: input should be a valid integer"),
+        ("model.operation.slope=2", r"operation 'softmax' has no setting 'slope'"),
+        ("model.num_key_value_heads=3", r"num_key_value_heads 3 must divide num_attention_heads 2"),
+        ("optimizer.betas=[0.9,1.0]", r"optimizer\.betas\.1 = 1\.0: input should be less than 1"),
+        ("training.seed=-1", r"training\.seed = -1: input should be greater than or equal to 0"),
+        ("training.seed=4294967296", r"training\.seed = 4294967296: input should be less than 4294967296"),
+        ("training.snapshots=[0,3000]", r"training\.snapshots has step 3000, and the run has steps 0 to 2000"),
+        ("training.micro_batch_size=3", r"batch_size 8 must be a multiple of micro_batch_size 3"),
+    ],
+)
+def test_mistakes(override, message):
+    with pytest.raises(ConfigurationError, match=message):
+        with_overrides(PretrainingConfig(), [override])
+
+
+def test_assignment_is_checked_too():
+    config = PretrainingConfig()
+    with pytest.raises(ConfigurationError, match=r"warmup_steps = -1: input should be greater than or equal to 0"):
+        config.schedule.warmup_steps = -1
+    with pytest.raises(ConfigurationError, match=r"there is no field 'warmup'\. Did you mean 'warmup_steps'\?"):
+        config.schedule.warmup = 3
+
+
+def test_it_survives_a_round_trip():
+    config = with_overrides(PretrainingConfig(), ["model.operation.name=sigmoid", "data.random_positions=[1,3]"])
+    assert PretrainingConfig.parse(config.model_dump(mode="json")) == config
+
+
+@pytest.mark.parametrize(
+    "value", ["]", "1" + "0" * 5000, "[" * 3000, "{[1]: 2}", "!!python/object:os.system", ".nan", ".inf", str(2**63)]
+)
+def test_values_that_are_none_are_refused(value):
+    """In an override and in a setting of a plug-in alike: what is not YAML, is not finite, or does not fit in 64 bits."""
+    for ask in (
+        lambda: with_overrides(PretrainingConfig(), [f"data.seed={value}"]),
+        lambda: operations.make(f"relu:uncounted={value}"),
+    ):
+        with pytest.raises(ConfigurationError):
+            ask()
+
+
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, 0.0, True, "text", None])
+def test_numbers_of_64_bits_pass(value):
+    check_numbers("`x`", [value, {"y": (value,)}])
+
+
+@pytest.mark.parametrize("value", [-(2**63) - 1, 2**63, float("nan"), -float("inf")])
+def test_other_numbers_are_refused_wherever_they_stand(value):
+    for inside in (value, [value], {"y": value}, {"y": [0, (value,)]}):
+        with pytest.raises(ConfigurationError, match=r"^`x`.*(expected a finite number|has 64 bits; expected a whole number)"):
+            check_numbers("`x`", inside)
+
+
+def test_a_field_said_by_one_that_is_not_there():
+    with pytest.raises(ConfigurationError, match=r"^`changes` data\.corpus=\$\{nowhere\}: .*nowhere"):
+        with_overrides(PretrainingConfig(), ["data.corpus=${nowhere}"])

@@ -90,13 +90,6 @@ class TestOutput:
         assert run(checkpoint, *options, stdin="def f(x):").stdout == text
         assert run(checkpoint, *options, "--file=-", stdin="def f(x):").stdout == text
 
-    def test_a_policy_has_its_settings_behind_a_colon_as_in_other_commands(self, checkpoint):
-        line = ("--prompt", PROMPT, "--endless", "--max-new-tokens", 30, "--json")
-        apart = lines(run(checkpoint, *line, "--policy", "blocks:block=6", "--sinks", 1))
-        together = lines(run(checkpoint, *line, "--policy", "blocks:block=6,num_sinks=1"))
-        assert together[1]["policy"] == apart[1]["policy"] == "1+2×6"
-        assert [token["id"] for token in together[0]] == [token["id"] for token in apart[0]]
-
     def test_settings_reach_the_stream(self, checkpoint, loaded):
         options = ["--policy", "pinned:pinned=[0,3]", "--window", 11, "--temperature", 0.9, "--top-k", 40]
         options += ["--top-p", 0.8, "--seed", 7, "--keep", "ab", "--chunk", 5, "--endless", "--max-new-tokens", 20, "--json"]
@@ -113,14 +106,6 @@ class TestOutput:
         stop = text[6:9]
         options = [*SMALL, "--endless", "--max-new-tokens", 30, "--stop", stop]
         assert run(checkpoint, "--prompt", PROMPT, *options).stdout == text[: text.index(stop)]
-
-    def test_notes(self, checkpoint):
-        options = ["--prompt", "def", "--max-new-tokens", 1]
-        grows = run(checkpoint, *options, "--policy", "full").stderr.splitlines()[0]
-        assert grows == "note: policy 'full' evicts nothing, so memory grows with every token"
-        wide = run(checkpoint, *options, "--window", 200).stderr.splitlines()[0]
-        assert wide == "note: the policy holds 205 tokens and the model was trained on 128"
-        assert "4+123:" in run(checkpoint, *options).stderr.splitlines()[0]
 
 
 class TestStates:
@@ -182,40 +167,6 @@ class TestEnds:
         assert summary["unread"] == 0
         more = lines(run(checkpoint, "--resume", state, "--prompt", " more", "--max-new-tokens", 5, "--json"))[0]
         assert more == lines(run(checkpoint, "--prompt", f"{PROMPT} more", *options[:-2], "--max-new-tokens", 5))[0]
-
-    def test_what_is_unread_is_said(self, checkpoint, monkeypatch):
-        read = Stream._read
-
-        def interrupted(self, ids, valid):
-            signal.raise_signal(signal.SIGINT)
-            read(self, ids, valid)
-
-        monkeypatch.setattr(Stream, "_read", interrupted)
-        result = run(checkpoint, "--prompt", PROMPT, *SMALL, "--chunk", 4)
-        assert result.stdout == ""
-        assert result.stderr.endswith(", 6 of the prompt not read\n")
-
-    def test_a_file_that_appears_meanwhile_costs_no_state(self, checkpoint, monkeypatch, tmp_path):
-        state, step = tmp_path / "state.bin", Stream.step
-
-        def meanwhile(self):
-            state.write_text("another's")
-            return step(self)
-
-        monkeypatch.setattr(Stream, "step", meanwhile)
-        result = run(checkpoint, "--prompt", PROMPT, *SMALL, "--max-new-tokens", 3, "--save", state, status=2)
-        (rescued,) = set(tmp_path.iterdir()) - {state}
-        assert result.stderr == (
-            f"error: output file {state} exists; choose another with --save, or replace it with --overwrite. "
-            f"The state is in {rescued}\n"
-        )
-        assert state.read_text() == "another's"
-        monkeypatch.undo()
-        run(checkpoint, "--resume", rescued, "--max-new-tokens", 3)
-
-    def test_a_second_ctrl_c_is_an_interruption(self, checkpoint, monkeypatch):
-        monkeypatch.setattr(Stream, "step", lambda self: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
-        assert run(checkpoint, "--prompt", "def", status=130).stderr.endswith("interrupted\n")
 
     @pytest.mark.slow  # a fresh interpreter
     def test_a_reader_that_has_had_enough(self, checkpoint):
@@ -308,9 +259,3 @@ class TestBadInput:
         os.close(reading)
         assert result.stdout == run(checkpoint, "--prompt", "abc", "--max-new-tokens", 3).stdout
         assert "cannot be read as a text file: Is a directory" in run(checkpoint, "--file", tmp_path, status=2).stderr
-
-    def test_a_model_without_a_tokenizer(self, own_checkpoint):
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (own_checkpoint / name).unlink(missing_ok=True)
-        result = run(own_checkpoint, "--prompt", "a", status=2)
-        assert "has no tokenizer, and text goes in and out" in result.stderr

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from rich.table import Table
 from tests.command_line import CliRunner
 
@@ -22,8 +20,6 @@ from sinklab.results import progress as bars
 from sinklab.results.environment import installed
 from sinklab.results.folder import default_out
 from sinklab.results.progress import SETTLED, Pace, is_quiet, quietly, say
-from sinklab.results.run import Listing
-from sinklab.results.terminal import PIPE_WIDTH, fitted
 from sinklab.results.version import __version__
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--probe", "sink_rate"]
@@ -60,12 +56,6 @@ def test_versions_are_named_without_importing_torch():
 # --- quiet ---
 
 
-@pytest.mark.parametrize("name", find_commands())
-def test_every_command_can_be_quiet(name):
-    words = run(name, "--help").stdout.split()
-    assert {"--quiet", "-q"} <= set(words)
-
-
 def test_quiet_silences_progress_and_sentences_but_no_result(checkpoint, tmp_path, watched, monkeypatch):
     shown = []
     monkeypatch.setattr("sinklab.cli.derive.say", lambda text: shown.append(is_quiet()))
@@ -89,19 +79,6 @@ def test_quiet_is_of_a_block(capsys):
     with pytest.raises(ZeroDivisionError), quietly():
         raise ZeroDivisionError
     assert not is_quiet()
-
-
-def test_trainings_and_sweeps_are_quiet_too(capsys):
-    from sinklab.jobs.processes import watching
-    from sinklab.training.progress import display
-
-    with display(10) as shown, watching(2, 0) as watch:
-        shown.note("a training")
-        watch.note("a sweep")
-    with quietly(), display(10) as shown, watching(2, 0) as watch:
-        shown.note("a training")
-        watch.note("a sweep")
-    assert capsys.readouterr() == ("", "a training\na sweep\n")
 
 
 # --- estimates ---
@@ -234,13 +211,6 @@ def test_colours_can_be_forced_and_refused():
     assert not {f"\x1b[{code}m" for code in range(30, 38)} & set(bare.replace("m", "m ").split())
 
 
-def test_forced_colours_draw_no_bars_into_a_file(monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with bars.bars() as progress:
-        progress("measuring", 1, 2)
-    assert capsys.readouterr() == ("", "")
-
-
 def table() -> Table:
     shown = Table(box=None, pad_edge=False)
     for header in ("policy", "", "loss in nats", "[b]held[/b]"):
@@ -248,44 +218,6 @@ def table() -> Table:
     shown.add_row("sink_window", "a", "2.574 ± 0.40", "393 KiB")
     shown.add_row("recompute_the_window", "", "2.736", "–")
     return shown
-
-
-def printed(width: int) -> list[str]:
-    console = Console(soft_wrap=True, width=width, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    for piece in fitted(table(), console):
-        console.print(piece)
-    return console.export_text().splitlines()
-
-
-def test_a_table_that_fits_stays_as_it_is():
-    assert printed(PIPE_WIDTH) == printed(60)
-    assert len(printed(60)) == 3
-
-
-def test_a_table_wraps_between_words_where_words_fit():
-    lines = printed(40)
-    assert len(lines) > 3
-    assert max(map(len, lines)) <= 40
-    words = " ".join(lines).split()
-    assert {"recompute_the_window", "2.574", "±", "393", "KiB", "nats"} <= set(words)
-
-
-def test_where_they_do_not_every_row_is_a_few_lines():
-    assert printed(30) == [
-        "sink_window", "  a", "  loss in nats: 2.574 ± 0.40", "  held: 393 KiB", "",
-        "recompute_the_window", "  loss in nats: 2.736", "  held: –",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("width", [40, 50, 60])
-def test_nothing_of_an_answer_is_cut_off(width, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", str(width))
-    Listing({}, lambda record: ["one line", table()]).show()
-    shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    assert "…" not in shown
-    assert "recompute_the_window" in shown
-    assert max(map(len, shown.splitlines())) <= width
 
 
 # --- one folder for all outputs ---

@@ -158,14 +158,6 @@ def test_the_check_can_fail(tmp_path, file, text, complaint):
     assert complaint in found
 
 
-def test_the_check_lets_the_right_direction_pass(tmp_path):
-    (tmp_path / "probes").mkdir()
-    (tmp_path / "probes" / "one.py").write_text("from sinklab.attention.probe import Probe\nfrom sinklab.probes.two import x\n")
-    (tmp_path / "cli").mkdir()
-    (tmp_path / "cli" / "app.py").write_text("def f():\n    import torch\n")
-    assert violations(tmp_path) == []
-
-
 CALLED = {"yaml": "pyyaml", "PIL": "pillow"}
 """Modules that have another name than what is installed to have them."""
 
@@ -190,12 +182,6 @@ def test_what_is_imported_is_declared():
     with (SOURCE.parents[1] / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     assert undeclared(SOURCE, project) | undeclared(SOURCE.with_name("sinklab_claims"), project) == set()
-
-
-def test_that_check_can_fail(tmp_path):
-    (tmp_path / "one.py").write_text("import os\nimport yaml\nimport lm_eval\nfrom a.b import c\n\ndef f():\n    import d_e\n")
-    project = {"dependencies": ["PyYAML>=6"], "optional-dependencies": {"evaluation": ["lm-eval[x]>=1"]}}
-    assert undeclared(tmp_path, project) == {"a", "d_e"}
 
 
 def cycles(source: Path) -> list[list[str]]:
@@ -272,6 +258,7 @@ def loaded_by(statement: str) -> set[str]:
 
 WITHOUT = """
 import importlib, pkgutil, sinklab, sinklab.errors, sinklab.report, sinklab.results.table
+import sinklab.studies.audit.compare, sinklab.studies.audit.page
 for module in pkgutil.iter_modules(sinklab.report.__path__, "sinklab.report."): importlib.import_module(module.name)
 for kind in sinklab.registry.KINDS.values(): [kind.summary(name) for name in kind.names()]
 from tests.command_line import CliRunner
@@ -286,13 +273,13 @@ def test_without_torch():
     assert not loaded_by(WITHOUT) & set(HEAVY)
 
 
-def test_a_probe_is_shown_without_transformers():
+def test_a_definition_is_shown_without_torch():
     loaded = loaded_by("from sinklab.cli.app import app\ntry: app(['show', 'entropy'])\nexcept SystemExit: pass")
-    assert {"torch", "transformers"} & loaded == {"torch"}
+    assert not loaded & set(HEAVY)
 
 
 def test_an_audit_imports_what_it_measures_with():
     audit = "import sinklab; sinklab.audit('embedded:softmax', corpus='random_tokens', samples=2, seq_len=16, cache=False)"
     program = f"{audit}\nimport sys\nprint(sum(name.split('.')[0] == 'sinklab' for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(done.stdout) <= 126
+    assert int(done.stdout) <= 120

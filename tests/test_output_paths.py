@@ -72,16 +72,6 @@ def test_a_folder_that_another_process_uses(tmp_path, command, overwrite):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [name for name in FOLDERS if name != "reproduce"])
-def test_the_working_directory(tmp_path, monkeypatch, command):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    said = run(command, *FOLDERS[command], "--out", ".")
-    assert "is the working directory or one above it, which no result takes the place of; give the name of a new dir" in said
-    run(command, *FOLDERS[command], "--out", "..")
-    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
-
-
 ENDINGS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
 
 
@@ -104,18 +94,6 @@ def test_a_signal_says_what_is_kept(tmp_path, monkeypatch):
     assert (done.exit_code, done.stdout) == (143, "")
     assert done.stderr == f"terminated; what was computed is kept in {out / 'store'}: go on with --resume\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_a_full_disk_says_what_is_kept(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device", "table")
-
-    monkeypatch.setattr("sinklab.studies.trigger.lab.evaluate", full)
-    out = tmp_path / "out"
-    done = CliRunner().invoke(app, ["trigger", "--operation", "relu", "--seeds", "0", "--cap", "1", "--out", str(out)])
-    assert (done.exit_code, done.stdout) == (2, "")
-    kept = f"what was computed is kept in {out / 'store'}: go on with --resume"
-    assert done.stderr == f"error: no space left on the disk (table); free some, or write elsewhere with --out; {kept}\n"
 
 
 def test_a_command_that_always_goes_on_names_no_option_that_it_lacks(checkpoint, tmp_path, monkeypatch):

@@ -40,6 +40,7 @@ from sinklab.studies.causes.readout import MaskedToken, NextToken
 from sinklab.studies.causes.samples import Samples as MaskedSamples
 from sinklab.studies.causes.samples import token_samples
 from sinklab.studies.causes.screen import screen
+from sinklab.studies.depend.depend import depend
 from sinklab.studies.origin.measurement import locate_origins
 from sinklab.training.rows import token_losses
 
@@ -327,6 +328,20 @@ def test_the_cache_of_a_language_model_needs_its_first_token():
     assert one < alone - 1
     assert found.sinks_needed == "yes"
     assert all(4 <= entry.decoded_tokens < 32 for entry in found.policies)  # a step of so many parameters is timed less often
+
+
+def test_likelihood_falls_with_the_sink_of_a_language_model_and_copying_does_not():
+    """SmolLM2-135M behind two windows of 128 tokens: 0.54, 0.77 and 0.85 nats in three draws; the key is found in all."""
+    tasks = ["long_text:contexts=[2.0],scored=24", "passkey:distances=[]"]
+    found = depend(real("smollm2-135m"), tasks, corpus="python_manual", policies=[], window=128, items=4, seed=1).summary
+    likelihood, key = found["tasks"]
+    assert likelihood["verdict"] == "yes"
+    assert 0.3 < likelihood["difference"]["mean"] < 1.5
+    assert 0.04 < likelihood["dependence"]["mean"] < 0.3
+    scores = {row["policy"]: row["score"]["mean"] for row in key["policies"]}
+    assert scores["0+128"] == scores["4+124"] == 1.0
+    assert scores["0+1"] <= 0.75
+    assert key["verdict"] == "undecided"  # of four items that agree nothing follows
 
 
 def test_an_audit_of_a_language_model_agrees_with_plain_code():

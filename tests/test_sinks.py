@@ -14,7 +14,6 @@ from tests.conftest import make_sinklm
 from transformers import BertConfig, BertModel, DynamicCache, SegformerConfig, SegformerModel
 
 from sinklab import attend
-from sinklab.attention.maps import AttentionMaps
 from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError, SessionError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -95,11 +94,6 @@ class TestKinds:
         assert found.main.kind == "position"
         assert found.describe() == "position 2, token “7”"
 
-    def test_one_token_repeated_is_no_token_sink(self):
-        tokens = torch.full((3, 24), LOUD)
-        found = find_sinks(planted(loud=0.0), tokens, threshold=0.1)
-        assert found.main.position == 0
-
     @pytest.mark.parametrize("window", [10, 20])
     def test_a_mean_as_large_as_the_threshold_makes_no_sink(self, window):
         finder = SinkFinder(threshold=1 / window)
@@ -164,19 +158,6 @@ class TestKinds:
         assert found.main.mass > 0.99
         assert found.weights == pytest.approx([1.0] * 4, abs=1e-3)
 
-    def test_heads_that_are_silent_have_none(self):
-        model = make_sinklm({"name": "sigmoid", "bias": -20.0})
-        attention = model.layers[0].self_attn
-        with torch.no_grad():
-            attention.q_proj.weight.copy_(planted(loud=1.0).layers[0].self_attn.q_proj.weight)
-            attention.k_proj.weight.copy_(planted(loud=0.7).layers[0].self_attn.k_proj.weight)
-            model.embed_tokens.weight[:, :2] = torch.tensor([1.0, 0.0])
-            model.embed_tokens.weight[LOUD, 1] = 1.0
-        found = find_sinks(model, texts(2, 2, 2), threshold=0.5)
-        assert found.main is None
-        assert found.silent[0].position == 2
-        assert found.heads_by_weight == 0
-
 
 def hits(*rows: tuple[int, int, int, bool, int]) -> Hits:
     """Rows of head, token, position, first of its kind, documents."""
@@ -200,40 +181,11 @@ class TestWhatCounts:
         """0.69 % of (document, head), all of them in one head."""
         assert list(places(hits((5, 7, 0, True, 32)), np.full(144, 32.0))) == [("position", 0)]
 
-    def test_many_heads_that_seldom_do_are_a_weak_place(self):
-        model_wide = hits(*((head, 10 + head, 0, True, 2) for head in range(12)))
-        assert list(places(model_wide, np.full(12, 32.0))) == [("position", 0)]  # 6.25 % of (document, head)
-        assert enough_documents(np.array([32]))[0] > 2
-
-    def test_a_place_of_a_sinking_head_comes_before_one_that_many_seldom_use(self):
-        many = [(head, 10 + head, 0, True, 4) for head in range(12)]
-        assert list(places(hits((0, 50, 3, True, 30), *many), np.full(12, 64.0))) == [("position", 3), ("position", 0)]
-
     def test_a_token_is_followed_if_it_is_not_its_first_occurrence_that_counts(self):
         first = [(0, LOUD, position, True, 5) for position in (4, 7, 10)]
         later = [(0, LOUD, position, False, 5) for position in (10, 12)]
         assert list(places(hits(*first), np.full(4, 32.0))) == [("first", LOUD)]
         assert list(places(hits(*first, *later), np.full(4, 32.0))) == [("anywhere", LOUD)]
-
-    def test_a_whole_head_on_position_0_among_144(self):
-        config = SinkLMConfig(
-            vocab_size=40, hidden_size=96, intermediate_size=8, num_hidden_layers=12, num_attention_heads=12, head_dim=8,
-            operation={"name": "softmax"}, bos_token_id=0, eos_token_id=1,
-        )  # fmt: skip
-        torch.manual_seed(0)
-        model = SinkLM(config).eval()
-        attention = model.layers[0].self_attn
-        with torch.no_grad():
-            attention.q_proj.weight[:8] = attention.k_proj.weight[:8] = 0.0
-            attention.q_proj.weight[3, 0] = attention.k_proj.weight[3, 1] = 60.0
-            model.embed_tokens.weight[:, :2] = torch.tensor([1.0, 0.0])
-            model.embed_tokens.weight[0, 1] = 1.0
-        tokens = torch.randint(2, 40, (8, 16), generator=torch.Generator().manual_seed(1))
-        tokens[:, 0] = 0
-        found = find_sinks(model, tokens, threshold=0.6)
-        assert (found.main.position, found.main.sinking, found.main.heads) == (0, 1, ((Head(0, 0), 100.0),))
-        assert (found.main.token, found.main.token_share) == (0, 1.0)
-        assert found.main.rate == pytest.approx(100 / 144)
 
     def test_a_token_wherever_it_stands_is_no_position(self):
         """A head that shares its attention among all line breaks: the verdict names the token, and says what is not known."""
@@ -326,24 +278,6 @@ class TestFinder:
         whole, parts = (find_sinks(model, texts(2, 3, 4, 5), place="null", batch_size=size) for size in (4, 1))
         np.testing.assert_allclose(whole.value_ratio, parts.value_ratio, rtol=1e-5)
         assert np.isfinite(whole.value_ratio).all()
-
-    def test_a_value_says_nothing_that_nobody_has_found(self):
-        assert Sinks.at(None) == Sinks(threshold=0.3, definition="", samples=0, seq_len=0, length=0, heads_by_weight=0)
-        assert Sinks.at("null").main.name == "the null score"
-
-    def test_token_0_is_a_token(self):
-        tokens = texts(2, 5, 3, 9)
-        tokens[tokens == LOUD] = 0
-        model = planted()
-        with torch.no_grad():
-            model.embed_tokens.weight[0, 1] = 1.0
-        found = find_sinks(model, tokens, decode=str)
-        assert (found.main.kind, found.main.token, found.main.text) == ("token", 0, "0")
-        (call, _) = calls_of(model, input_ids=tokens)
-        assert found.keys(call)[:, -1].tolist() == [2, 5, 3, 9]
-        tokens[:, 2] = 0
-        fixed = find_sinks(model, tokens[[0]], decode=str).main
-        assert (fixed.position, fixed.token, fixed.token_share) == (2, 0, 1.0)
 
     @pytest.mark.parametrize("operation", [None, {"name": "sigmoid", "bias": -1.0}])
     def test_what_was_tried_is_the_share_of_the_queries_that_do_not_stand_there(self, operation):
@@ -446,13 +380,6 @@ class TestTokensOfCalls:
         sinks = Sinks.at(Sink(kind="token", token=LOUD))
         assert sinks.keys(watcher.seen[-1]).tolist() == [[2] * 3, [5] * 3]
 
-    def test_a_cache_that_the_model_made_itself(self):
-        model, tokens, watcher = planted(), texts(2), Calls()
-        with torch.no_grad(), attend(model, [watcher]):
-            cache = model(input_ids=tokens[:, :6], use_cache=True).past_key_values
-            model(input_ids=tokens[:, 6:8], past_key_values=cache)
-        assert watcher.seen[-1].key_tokens.equal(tokens[:, :8])
-
     def test_what_was_cached_before_is_not_known(self):
         model, tokens = planted(), texts(2)
         with torch.no_grad():
@@ -460,22 +387,6 @@ class TestTokensOfCalls:
         call = calls_of(model, input_ids=tokens[:, 6:8], past_key_values=cache)[0]
         assert call.key_tokens.tolist() == [[-1] * 6 + tokens[0, 6:8].tolist()]
         assert (Sinks.at(Sink(kind="token", token=LOUD)).keys(call) == -1).all()
-
-    def test_embeddings_have_no_ids(self):
-        model = planted()
-        call = calls_of(model, inputs_embeds=model.embed_tokens(texts(2)))[0]
-        assert call.key_tokens is None
-        assert (Sinks.at(Sink(kind="token", token=LOUD)).keys(call) == -1).all()
-
-
-def test_sinks_are_shown_in_a_line():
-    found = find_sinks(planted(), texts(2, 2, 2))
-    heads = found.main.sinking
-    assert repr(found).startswith(
-        f"Sinks(position 2, token {LOUD}: {found.main.rate:.3g} %, {heads} of {len(found.heads)} heads; 3 samples of "
-    )
-    assert repr(Sinks.at(0)) == "Sinks(position 0; given)"
-    assert repr(Sinks()) == "Sinks(none; given)"
 
 
 def test_a_text_of_one_token_has_no_other_value_to_compare_with():
@@ -528,14 +439,6 @@ class TestInFront:
         assert call.key_tokens.tolist() == [[-1, -1, *row] for row in tokens.masked_fill(mask == 0, -1).tolist()]
         assert calls_of(make_sinklm(), input_ids=tokens)[0].front == 0
 
-    def test_ids_are_known_in_cached_decoding_too(self):
-        model, tokens = self.fronted(2), texts(2, length=6)
-        watcher, cache = Calls(), DynamicCache(config=model.config)
-        with torch.no_grad(), attend(model, [watcher]):
-            model(input_ids=tokens[:, :4], past_key_values=cache)
-            model(input_ids=tokens[:, 4:], past_key_values=cache)
-        assert watcher.seen[-1].key_tokens.tolist() == [[-1, -1, *tokens[0].tolist()]]
-
     @pytest.mark.parametrize(("count", "name"), [(1, "the learned token in front"), (3, "learned token 1 of 3 in front")])
     def test_the_sink_is_the_learned_token(self, count, name):
         found = find_sinks(self.fronted(count, loud=[0]), torch.randint(10, 300, (4, 24)))
@@ -556,23 +459,3 @@ class TestInFront:
         found = find_sinks(model, tokens)
         assert (found.main.position, found.main.called, found.positions_in_text) == (5, None, [3])
         assert Pinned.of(found, window=4).pinned == (3,)
-
-    def test_a_token_is_found_where_it_stands_behind_them(self):
-        tokens = texts(2, 5, 9, 12)
-        model = self.fronted(2)
-        found = find_sinks(model, tokens)
-        assert found.main.token == LOUD
-        assert found.place_in(tokens).flatten().tolist() == [4, 7, 11, 14]
-        assert found.place_in(tokens).flatten().tolist() == [
-            int(call[0]) for call in found.keys(calls_of(model, input_ids=tokens)[0])[:, -1:].tolist()
-        ]
-
-    def test_the_page_of_heads_has_its_own_name_for_each_key(self):
-        maps = AttentionMaps()
-        tokens = torch.randint(10, 300, (1, 12))
-        with torch.no_grad(), attend(self.fronted(1, loud=[0]), [maps]) as session:
-            session.model(input_ids=tokens)
-        view = session.show()
-        assert view.sinks[0]["name"] == "the learned token in front"
-        assert view.sinks[0]["token"] is None
-        assert "the learned token in front" in view.finding

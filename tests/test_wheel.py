@@ -1,8 +1,9 @@
-"""What goes into the wheel, and the scripts that try it and describe a release; `make wheel-check` installs it."""
+"""What goes into the wheel, the notes of a release, and the versions that every command runs on."""
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import zipfile
 
 import pytest
 from tests import release, wheel
-from tests.versions import ROOT, floors, pinned
+from tests.every_command import LINES
+from tests.versions import ROOT, environment, floors
 
+from sinklab.cli.commands import find_commands
 from sinklab.results.version import __version__
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -37,42 +40,6 @@ def test_the_wheel_stays_small():
     weights = sum((wheel.PACKAGE / name).stat().st_size for name in names)
     # Trained weights hardly compress: their exponents alone are alike.
     assert 0.9 * weights < packed.tell() < wheel.LARGEST
-
-
-def test_environments_are_read():
-    read = wheel.Environment.read
-    assert read("3.13/newest") == read("3.13") == wheel.Environment("3.13", ())
-    oldest = (f"torch=={floors()['torch']}", f"transformers=={floors()['transformers']}")
-    assert read("3.12/oldest") == wheel.Environment("3.12", oldest)
-    of_ci = read(wheel.quick()[0])
-    assert of_ci.python == wheel.HERE
-    assert len(of_ci.requirements) == len(floors()) == len(PROJECT["project"]["dependencies"])
-    assert f"torch=={pinned('torch')}" in of_ci.requirements
-    assert oldest[0] not in of_ci.requirements
-    for wrong in ("3.12/latest", "three/newest", ""):
-        with pytest.raises(ValueError, match=r"expected one such as 3\.12/newest"):
-            read(wrong)
-
-
-def test_an_environment_that_fails_says_what_failed():
-    def fails() -> str:
-        return wheel.run([sys.executable, "-c", "raise SystemExit('no such wheel')"])
-
-    assert wheel.attempt(lambda: "fine") == (True, "fine")
-    passed, said = wheel.attempt(fails)
-    assert not passed
-    assert said.endswith("no such wheel")
-
-
-def test_a_python_is_found_only_if_it_runs(tmp_path):
-    assert wheel.find_python(wheel.HERE) == sys.executable
-    assert wheel._runs(sys.executable, wheel.HERE)
-    assert not wheel._runs(sys.executable, "3.1")
-    shim = tmp_path / "python3.99"
-    shim.write_text("#!/bin/sh\nexit 127\n")
-    shim.chmod(0o755)
-    assert not wheel._runs(str(shim), "3.99")
-    assert wheel.find_python("3.99") is None
 
 
 def test_the_notes_of_a_release_are_its_section():
@@ -108,3 +75,28 @@ def test_the_scripts_need_nothing_but_python():
     """So that a Python without torch can run them."""
     line = "import sys; sys.modules['torch'] = sys.modules['sinklab'] = None; import tests.wheel, tests.release"
     subprocess.run([sys.executable, "-c", line], cwd=ROOT, check=True)
+
+
+def test_every_command_is_run_on_other_versions():
+    assert sorted(LINES) == sorted(find_commands())
+    for name, lines in LINES.items():
+        assert lines
+        assert {line.split()[0] for line in lines} == {name}
+
+
+def test_the_oldest_transformers():
+    oldest = floors()["transformers"]
+    try:
+        python = environment(oldest)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"transformers {oldest} cannot be installed here: {error.stderr.strip().splitlines()[-1]}")
+    done = subprocess.run(
+        [python, "-m", "tests.every_command", "pretrain", "stream"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"transformers {oldest}.")
+    assert done.stdout.count("\nok ") == len(LINES["pretrain"]) + len(LINES["stream"])

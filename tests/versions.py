@@ -1,6 +1,6 @@
 """Run commands and tests on other versions of the libraries: ``python -m tests.versions [--make | RELEASE …]``.
 
-``--make`` runs nothing and makes the environment of the oldest transformers, which ``tests/test_versions.py`` uses.
+``--make`` runs nothing and makes the environment of the oldest transformers, which ``tests/test_wheel.py`` uses.
 
 A release of transformers, or ``oldest``: the lower bound of every dependency in pyproject.toml but torch, which PyPI has with
 gigabytes of CUDA only. Each gets a thin environment in ``build/versions``: its own packages, and everything else from the
@@ -27,16 +27,7 @@ MIDDLE = "5.23.0"
 
 TESTS = (
     *(f"tests/streaming/test_{name}.py" for name in ("cache", "families", "ordered", "padding")),
-    *(
-        f"tests/streaming/test_{name}.py"
-        for name in (
-            "kinds",
-            "positions_far",
-            "refusals",
-            "rollback",
-            "step",
-        )
-    ),
+    *(f"tests/streaming/test_{name}.py" for name in ("kinds", "positions_far", "refusals", "rollback", "step")),
     *("tests/models", "tests/attention/test_ranks.py", "tests/training", "tests/jobs/test_sweep.py"),
 )
 SEAM = tuple(f"tests/architectures/test_{name}.py" for name in ("identity", "weights", "isolation"))

@@ -63,11 +63,7 @@ class Environment:
         """
         python, libraries, *own = [*text.split("/"), "newest"] if "/" not in text else text.split("/")
         bounds = {name: f"{name}=={version}" for name, version in floors().items()}
-        of = {
-            "newest": {},
-            "oldest": {name: bounds[name] for name in ("torch", "transformers")},
-            "floors": bounds,
-        }
+        of = {"newest": {}, "oldest": {name: bounds[name] for name in ("torch", "transformers")}, "floors": bounds}
         if libraries not in of or not re.fullmatch(r"\d+\.\d+", python):
             raise ValueError(f"{text!r} is no environment; expected one such as 3.12/newest, 3.11/oldest or 3.11/floors")
         chosen = of[libraries] | {re.split(r"[<>=!~]", requirement)[0]: requirement for requirement in own}

@@ -20,19 +20,19 @@ NOT_RUN = "# not run by the tests: "
 RUN_BY = {
     "CONTRIBUTING.md": "tests/test_docs.py",
     "README.md": "tests/test_docs.py",
-    "docs/explain.md": "tests/test_blocks.py",
+    "docs/explain.md": "tests/test_site.py",
     "docs/footguns.md": "tests/architectures/test_footguns.py",
-    "docs/installation.md": "tests/test_blocks.py",
+    "docs/installation.md": "tests/test_site.py",
     "docs/interventions.md": "tests/test_docs.py",
-    "docs/measure.md": "tests/test_blocks.py",
-    "docs/operations.md": "tests/test_blocks.py",
+    "docs/measure.md": "tests/test_site.py",
+    "docs/operations.md": "tests/test_site.py",
     "docs/policies.md": "tests/policies/test_policy_page.py",
-    "docs/quantisation.md": "tests/test_blocks.py",
-    "docs/reference.md": "tests/test_blocks.py",
+    "docs/quantisation.md": "tests/test_site.py",
+    "docs/reference.md": "tests/test_site.py",
     "docs/scores.md": "tests/tasks/test_tasks.py",
-    "docs/stream.md": "tests/test_blocks.py",
-    "docs/theory.md": "tests/test_blocks.py",
-    "docs/train.md": "tests/test_blocks.py",
+    "docs/stream.md": "tests/test_site.py",
+    "docs/theory.md": "tests/test_site.py",
+    "docs/train.md": "tests/test_site.py",
 }
 """Page to the test that runs its Python blocks."""
 

@@ -34,26 +34,6 @@ from typing import Any, Generic, TypeVar
 
 from sinklab.errors import ConfigurationError, ContractError, UnknownNameError
 
-__all__ = [
-    "KINDS",
-    "Registry",
-    "claims",
-    "corpora",
-    "entry_points",
-    "interventions",
-    "operations",
-    "packages",
-    "policies",
-    "positions",
-    "probes",
-    "read_outs",
-    "recipes",
-    "registry_of",
-    "spelled",
-    "split_specs",
-    "tasks",
-]
-
 T = TypeVar("T")
 P = TypeVar("P")
 

@@ -17,8 +17,6 @@ from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.numbers.attention import attention_numbers
 from sinklab_claims.variants import UNCHANGED, Fields, has_no_sink, has_sink, of_paper, without_bos_in_front
 
-__all__ = ["without_bos"]
-
 barbero = of_paper("barbero2025", "Barbero et al. 2025 (arXiv 2504.02732)")
 
 EDITS = {

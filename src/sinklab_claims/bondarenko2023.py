@@ -31,8 +31,6 @@ from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.variants import Fields, of_paper
 
-__all__ = ["Masked", "looked_at", "train"]
-
 bondarenko = of_paper("bondarenko2023", "Bondarenko et al. 2023 (arXiv 2306.12929)")
 
 # --- eight bits ---------------------------------------------------------------------------------------------------------------

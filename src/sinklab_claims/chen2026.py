@@ -27,8 +27,6 @@ from sinklab_claims.numbers.losses import window
 from sinklab_claims.numbers.norms import norms
 from sinklab_claims.variants import Fields, has_sink, of_paper
 
-__all__ = ["ALONG", "gradient_numbers", "half_way"]
-
 chen = of_paper("chen2026", "Chen et al. 2026 (arXiv 2603.17771)")
 
 # --- models along the way -----------------------------------------------------------------------------------------------------

@@ -12,13 +12,11 @@ from sinklab.errors import DoesNotApply
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
-from sinklab.studies.theory.repeated_tokens import alibi_weights, relative_weights, rotary_bounds, uniform_weights
+from sinklab.studies.theory.laws import alibi_weights, relative_weights, rotary_bounds, uniform_weights
 from sinklab_claims.contract.claim import OnCheckpoint, Part, Scale
 from sinklab_claims.contract.effect import Numbers, Value
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.variants import Fields, of_paper, only_about
-
-__all__ = ["measure", "of_checkpoint"]
 
 gu = of_paper("gu2024", "Gu et al. 2024 (arXiv 2410.10781)")
 

@@ -16,9 +16,8 @@ from sinklab.results.table import unpacked
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab_claims.barbero2025 import without_bos
-from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, Times, Variant
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, Times, Variant, base_called
 from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Value
-from sinklab_claims.contract.scales import base_called
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
 from sinklab_claims.gu2024_pretraining import rate
 from sinklab_claims.models import EMBEDDED, READ_IN_SECONDS, numbers_of
@@ -43,8 +42,6 @@ from sinklab_claims.variants import (
     only_about,
     without_bos_in_front,
 )
-
-__all__ = ["SameOrder", "rates"]
 
 PAPER = "Gu et al. 2024 (arXiv 2410.10781)"
 gu = of_paper("gu2024", PAPER)

@@ -41,8 +41,6 @@ from sinklab_claims.variants import (
     position,
 )
 
-__all__ = ["ExcessOfOldest", "as_trained", "excess_weights"]
-
 gu = of_paper(
     "gu2024", "Gu et al. 2024 (arXiv 2410.10781)", bases=("no-bos", "bos"), read_outs=("sinks",), presupposes=(has_sink(),)
 )

@@ -34,8 +34,6 @@ from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import TrainedModel
 from sinklab_claims.variants import Fields, of_paper
 
-__all__ = ["copy_head", "numbers_of"]
-
 SAMPLES, EVALUATION_SEED = 256, 1_000_003
 """Fresh samples that a model is evaluated on, and their seed; seeds of training are small numbers."""
 

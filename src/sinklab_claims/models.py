@@ -12,8 +12,6 @@ from sinklab.registry import read_outs
 from sinklab_claims.contract.claim import Cost, Scale
 from sinklab_claims.contract.trained import Checkpoint
 
-__all__ = ["EMBEDDED", "MODELS", "READ_IN_SECONDS", "embedded_model", "model_of", "numbers_of", "opened"]
-
 MODELS: Mapping[Scale, str] = {"tiny": "embedded:softmax", "60m": "EleutherAI/pythia-70m", "1b": "EleutherAI/pythia-1b"}
 """Scales at which one model is measured, and a seed draws texts for it; at ``small`` a seed is a training."""
 

@@ -8,15 +8,12 @@ import torch
 
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
-from sinklab.studies.theory.trigger_bounds import relu_solution
-from sinklab.studies.theory.trigger_task import trigger_batch
+from sinklab.studies.theory.trigger_bounds import relu_solution, trigger_batch
 from sinklab.studies.trigger.evaluation import SINK
 from sinklab.studies.trigger.trigger import trigger
 from sinklab_claims.contract.claim import Part, Scale
 from sinklab_claims.contract.effect import Extreme, Numbers, Trend, Value
 from sinklab_claims.variants import Fields, of_paper
-
-__all__ = ["of_relu", "trained_numbers"]
 
 ran_milo = of_paper("ranmilo2026", "Ran-Milo 2026 (arXiv 2603.11487)")
 

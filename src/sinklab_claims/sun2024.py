@@ -13,8 +13,6 @@ from sinklab_claims.contract.effect import Value
 from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.variants import UNCHANGED, Fields, of_paper
 
-__all__ = ["edited"]
-
 sun = of_paper("sun2024", "Sun et al. 2024 (arXiv 2402.17762)")
 
 METRICS = (

@@ -19,8 +19,6 @@ from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.numbers.attention import FirstToken, batches, first_rows
 from sinklab_claims.variants import PLUS_ONE, UNCHANGED, Fields, has_sink, of_paper
 
-__all__ = ["edited"]
-
 sun = of_paper("sun2026", "Sun et al. 2026 (arXiv 2603.05498); Kaul et al. 2024 (arXiv 2410.17174)")
 
 SANDWICH = Variant("sandwich norm", {"model.norm_placement": "sandwich"})

@@ -16,8 +16,6 @@ from sinklab_claims.contract.effect import Difference, Extreme, Numbers, Ratio, 
 from sinklab_claims.reproduce.store import make_cells
 from sinklab_claims.verdict.rule import judge_part
 
-__all__ = ["check_claim"]
-
 ALWAYS = {"diverged", "held_out_loss", "steps"}
 """Numbers that every trained model has without a read-out."""
 

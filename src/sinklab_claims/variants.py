@@ -11,36 +11,6 @@ from sinklab_claims.contract.claim import BASELINE, Claim, Part, Variant
 from sinklab_claims.contract.effect import Value
 from sinklab_claims.contract.trained import Checkpoint
 
-__all__ = [
-    "ALIBI",
-    "ELEMENT_WISE",
-    "FIXED",
-    "HEAD_WISE",
-    "LEARNED_POSITIONS",
-    "NO_POSITIONS",
-    "PLUS_ONE",
-    "RATE_AT",
-    "RELATIVE_POSITIONS",
-    "ROTARY",
-    "SIGMOID",
-    "SINK",
-    "TOKEN",
-    "UNCHANGED",
-    "WEIGHT",
-    "Fields",
-    "fixed",
-    "has_massive",
-    "has_no_massive",
-    "has_no_sink",
-    "has_sink",
-    "of_paper",
-    "only_about",
-    "operation",
-    "position",
-    "without_bos_in_front",
-]
-
-
 Fields = dict[str, Any]
 """Those of a claim but for its statement, source and reference, and ``where`` in the paper it is said."""
 

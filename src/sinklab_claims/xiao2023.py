@@ -30,8 +30,6 @@ from sinklab_claims.models import MODELS, READ_IN_SECONDS, embedded_model, model
 from sinklab_claims.numbers.attention import batches
 from sinklab_claims.variants import UNCHANGED, Fields, has_sink, of_paper
 
-__all__ = ["MARGIN", "first_tokens", "window_fails", "xiao"]
-
 xiao = of_paper("xiao2023", "Xiao et al. 2023 (arXiv 2309.17453)")
 
 MARGIN = 0.05

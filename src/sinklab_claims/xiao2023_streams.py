@@ -24,8 +24,6 @@ from sinklab_claims.models import MODELS, embedded_model
 from sinklab_claims.variants import UNCHANGED, Fields
 from sinklab_claims.xiao2023 import MARGIN, first_tokens, window_fails, xiao
 
-__all__ = ["LAST", "LongTexts", "keep", "late_in_a_stream", "texts_of"]
-
 READ_IN_MINUTES: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "minutes", "60m": "hours", "1b": "gpu"}
 """Of a claim about long texts that a trained model reads."""
 

@@ -19,8 +19,6 @@ from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.numbers.attention import batches, first_rows, look
 from sinklab_claims.variants import ROTARY, Fields, has_sink, of_paper, without_bos_in_front
 
-__all__ = ["COUNT", "false_sinks"]
-
 yona = of_paper("yona2025", "Yona et al. 2025 (arXiv 2503.08908)")
 
 COUNT = 8

@@ -12,15 +12,13 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
-from sinklab.studies.theory.entropy_bound import entropy_bound as least_entropy
-from sinklab.studies.theory.entropy_bound import head_entropy_bound, least_entropy_scores, row_entropy
+from sinklab.studies.theory.laws import entropy_bound as least_entropy
+from sinklab.studies.theory.laws import head_entropy_bound, least_entropy_scores, row_entropy
 from sinklab_claims.contract.claim import BASELINE, Part, Scale, Times, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import TrainedModel, gives
-from sinklab_claims.numbers.training import curve_of
+from sinklab_claims.numbers.losses import curve_of
 from sinklab_claims.variants import UNCHANGED, Fields, of_paper
-
-__all__ = ["LENGTHS", "NORMS", "course", "of_rows_of_scores", "trained_rows"]
 
 zhai = of_paper("zhai2023", "Zhai et al. 2023 (arXiv 2303.06296)")
 

@@ -21,7 +21,7 @@ from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.null_mass import NullMass
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.probes.value_norm import ValueNorm
-from sinklab.results import requirements
+from sinklab.results import environment
 from sinklab.results.table import read_table
 from sinklab.studies.measure.probing import check_identity, run_probes
 
@@ -272,7 +272,7 @@ def test_memory_is_said_before_it_is_taken(monkeypatch):
     tokens = torch.randint(4, 40, (5, 10))
     run_probes(model, tokens, [SinkRate()], stage="text", progress=lambda *step: said.append(step))
     assert said[0] == ("text (second tier: 32 kB of weights at a time)", 0, 5)
-    monkeypatch.setattr(requirements, "machine_memory", lambda: 10_000)
+    monkeypatch.setattr(environment, "machine_memory", lambda: 10_000)
     with pytest.raises(ConfigurationError, match=r"BloomForCausalLM returns of 5 samples of 10 positions: at least 32 kB"):
         run_probes(model, tokens, [SinkRate()])
     run_probes(model, tokens[:1], [SinkRate()], batch_size=1)

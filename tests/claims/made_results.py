@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sinklab.results.record import from_json, to_json
+from sinklab.results.sections import from_json, to_json
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Difference, Value

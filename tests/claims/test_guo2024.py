@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from sinklab.attention.session import attend
 from sinklab.corpora import bigram_backcopy
@@ -52,11 +51,6 @@ def test_counts_by_hand():
     # The budget ends in the middle of a text: a, b, c twice, and a; without a trigger the first character is of their law.
     assert estimate_laws(["abccab", "bbbb"], 3, 0, budget=5)[-1].tolist() == [0.4, 0.4, 0.2]
     assert only_letters("for i in range(10):\n    It's") == "for i in range it s"
-
-
-def test_entropy_by_hand():
-    # First character: a or b alike. Behind a: t or b alike. Behind b, and behind the trigger, no choice.
-    assert BackcopyProblem(BY_HAND, 1, 4)._entropies.tolist() == pytest.approx([0, math.log(2), 0, math.log(2)])
 
 
 def plain(task: BackcopyProblem, numbers: list[float]) -> list[int]:
@@ -120,22 +114,6 @@ def test_refusals(make, message):
 
 def model_of() -> SinkLM:
     return make_model(PROBLEM.vocab_size, PROBLEM.length, width=16, layers=2, heads=2).eval()
-
-
-def test_the_model_starts_like_the_released_one():
-    model = make_model(100, 256, width=256).requires_grad_(False)
-    # Of 25,600 and more numbers: five standard errors of a standard deviation are below 3 %.
-    assert float(model.embed_tokens.weight.std()) == pytest.approx(1, rel=0.03)
-    assert float(model.position.table.std()) == pytest.approx(1, rel=0.03)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            bound = module.in_features**-0.5
-            assert float(module.weight.abs().max()) == pytest.approx(bound, rel=1e-3), name
-            assert float(module.weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.03), name
-    assert not any(name.endswith("proj.bias") for name, _ in model.named_parameters())
-    assert model.lm_head.weight is not model.embed_tokens.weight
-    assert torch.equal(make_model(100, 256, width=256).lm_head.weight, model.lm_head.weight)
-    assert not torch.equal(make_model(100, 256, width=256, seed=1).lm_head.weight, model.lm_head.weight)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.command_line import CliRunner
 from tests.test_real_models import real
-from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
+from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
 
 from sinklab.attention.session import attend
 from sinklab.cli.app import app
@@ -21,19 +21,18 @@ from sinklab.corpora import resolve_corpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.interventions.zero_value import ZeroValue
-from sinklab.models.loading import load_model, wrap_model
+from sinklab.models.loading import load_model
 from sinklab.results.blocks import markdown
-from sinklab.results.store import Store
 from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Value
-from sinklab_claims.contract.trained import Checkpoint, kind_of, not_about
+from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.numbers.attention import attention_numbers
 from sinklab_claims.numbers.norms import norms
 from sinklab_claims.reproduce import on_checkpoints
-from sinklab_claims.reproduce.on_checkpoints import parse_model, reproduce_on
+from sinklab_claims.reproduce.on_checkpoints import reproduce_on
 from sinklab_claims.reproduce.show import show_results, write_claims_page
-from sinklab_claims.reproduce.store import Task, _Kept, _work, claim_called, version_of
+from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.verdict.records import read_results, summary_of
 from sinklab_claims.verdict.rule import judge_model, judge_models, judge_part
 from sinklab_claims.xiao2023 import SILENT, content_of_checkpoint
@@ -86,29 +85,6 @@ def vit(tmp_path_factory) -> Path:
 
 
 # --- a checkpoint and its rows ------------------------------------------------------------------------------------------------
-
-
-def test_rows_are_drawn_by_the_seed_and_begin_with_bos(llama, text):
-    loaded = load_model(str(llama))
-    one, again, other = (Checkpoint(loaded, TextFile(text), seed).rows(4, 32) for seed in (0, 0, 1))
-    assert one.shape == (4, 32)
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
-    assert set(one[:, 0].tolist()) == {0}
-    checkpoint = Checkpoint(loaded, TextFile(text))
-    assert (checkpoint.context, checkpoint.trained_on, checkpoint.bos, checkpoint.front) == (128, 128, 0, 0)
-    assert checkpoint.streams(2).shape == (2, 512)
-    assert 0 not in checkpoint.text_ids
-
-
-def test_kinds_and_what_claims_are_about(tokenizer, checkpoint, vit):
-    bert = wrap_model(BertForMaskedLM(BertConfig(**SIZE, vocab_size=300)), tokenizer)
-    kinds = [kind_of(loaded) for loaded in (load_model(str(checkpoint)), bert, load_model(str(vit)))]
-    assert kinds == ["decoder", "encoder", "image model"]
-    assert not_about("decoder", "decoder") == not_about("encoder", "text") == ""
-    assert "fills gaps" in not_about("encoder", "decoder")
-    assert "measured on texts alone" in not_about("image model", "text")
-    assert "about tokens of a text" in not_about("image model", "decoder")
 
 
 # --- the verdict --------------------------------------------------------------------------------------------------------------
@@ -231,31 +207,6 @@ def test_one_model_on_one_text_under_two_names_is_refused(here, llama, text, tmp
     assert not here
 
 
-def test_one_model_on_two_texts_is_read_on_each(llama, text, tmp_path, monkeypatch):
-    """Both are one batch, since it is named by model and draw; each task brings its text."""
-    other = tmp_path / "other.txt"
-    other.write_text("\n\n".join(f"{number} + {number} = {2 * number}" for number in range(400)))
-    tasks = [Task(tmp_path, FAST, {"seed": 0}, "", model=str(llama), corpus=str(path)) for path in (text, other, text)]
-    read: list[torch.Tensor] = []
-    monkeypatch.setattr(Task, "take", lambda task, checkpoint: read.append(checkpoint.rows(4, 32)))
-    batch = json.dumps([dataclasses.asdict(task) for task in tasks], default=str)
-    _work(tmp_path, batch)
-    expected = [Checkpoint(load_model(str(llama)), TextFile(path)).rows(4, 32) for path in (text, other, text)]
-    assert all(torch.equal(one, wanted) for one, wanted in zip(read, expected, strict=True))
-
-
-def test_what_is_kept_is_counted_while_a_process_is_at_work(tmp_path):
-    """Entries of another version are measured anew, so they are not there yet."""
-    tasks = [Task(tmp_path, FAST, {"seed": seed}, "one process", model="m", corpus="c") for seed in range(3)]
-    Store(tmp_path).put(FAST, tasks[0].settings, "0.0.0", {})
-    told = []
-    watch = _Kept(tasks, lambda *of: told.append(of))
-    for task in tasks[:2]:
-        Store(tmp_path).put(FAST, task.settings, version_of(task.functions()), {"numbers": {}})
-        watch.tick(lambda name: "")
-    assert told == [("measuring", done, 3) for done in (0, 1, 2)]
-
-
 def test_models_against_claims_are_kept_under_their_public_names(here, llama, checkpoint, vit, text, tmp_path):
     models = [f"nobody/llama={llama}", f"nobody/vit={vit}"]
     about, told = {"corpora": [str(text)], "out": tmp_path / "out"}, []
@@ -364,19 +315,6 @@ def test_refusals_are_one_line_and_come_first(here, llama, own_checkpoint, text,
     assert "are for --models" in refused(FAST, "--corpus", str(text))
     assert here == []
     assert not (tmp_path / "sinklab-claims" / "checkpoint").exists()
-
-
-def test_names_of_models(tmp_path):
-    assert parse_model("org/model") == ("org/model", "org/model")
-    assert parse_model("org/model=some/where") == ("org/model", "some/where")
-    odd = tmp_path / "a=b"
-    odd.mkdir()
-    assert parse_model(str(odd)) == ("a=b", str(odd))  # by its own name, and no path
-
-    with pytest.raises(ConfigurationError, match="NAME=DIR"):
-        parse_model("=somewhere")
-    with pytest.raises(InputError):
-        on_checkpoints.opened_subject("x", str(tmp_path / "nowhere"), "python_source", [claim_called(FAST)])
 
 
 def test_draws_of_a_short_text_are_said_to_be_much_alike(llama, tmp_path):

@@ -12,7 +12,6 @@ from tests.claims.planted_models import by_position, drawn_rows, model_like, rea
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from sinklab.attention.session import attend
-from sinklab.errors import UnknownNameError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
@@ -57,19 +56,6 @@ def test_recomputation_is_that_of_the_policy(few):
     with torch.no_grad():
         alone = token_losses(texts.loaded.model, window[None], after=texts.budget)
     assert texts.recomputed()[1, -1].item() == pytest.approx(alone.item(), abs=1e-3)
-
-
-def test_at_small_a_seed_is_a_training():
-    assert [models.model_of("small", seed) for seed in range(3)] == [
-        "embedded:softmax",
-        "embedded:softmax-1",
-        "embedded:softmax-2",
-    ]
-    assert models.model_of("small", 2, "sigmoid") == "embedded:sigmoid-2"
-    assert {models.model_of("tiny", seed) for seed in range(8)} == {"embedded:softmax"}
-    assert models.model_of("tiny", 5, "sigmoid") == "embedded:sigmoid"
-    with pytest.raises(UnknownNameError, match=r"^embedded:softmax-3: .* none from seed 3"):
-        models.model_of("small", 3)
 
 
 @pytest.fixture(scope="module")
@@ -151,18 +137,6 @@ def test_a_window_in_one_layer_is_that_of_the_architecture_and_that_encoded_anew
     assert numbers["window_0"] == pytest.approx(expected.double().mean().item(), abs=1e-5)
     assert numbers["re_computation"] == pytest.approx(numbers["window_0"], abs=1e-5)
     assert len({round(number, 6) for name, number in numbers.items() if name != "re_computation"}) == 4
-
-
-def test_windows_encoded_anew_start_with_bos_where_rows_do():
-    trained = trained_like()
-    trained.every_row_has_bos = True
-    rows, total, count = trained.rows(128, 64), 0.0, 0
-    with torch.no_grad():
-        for target in range(17, 64, 2):
-            window = torch.cat((rows[:, :1], rows[:, target - 15 : target + 1]), dim=1)
-            total += token_losses(trained.loaded.model, window, after=15).double().sum().item()
-            count += len(rows)
-    assert first_tokens(trained)["re_computation"] == pytest.approx(total / count, abs=1e-5)
 
 
 def test_learned_tokens_in_front_are_the_first_ones():

@@ -28,8 +28,8 @@ import sinklab.studies.causes.measurement
 import sinklab.studies.trigger.lab
 import sinklab.training.train
 from sinklab.configuration import with_overrides
-from sinklab_claims.contract import scales
-from sinklab_claims.contract.scales import base_config
+from sinklab_claims.contract import claim as contract
+from sinklab_claims.contract.claim import base_config
 from sinklab_claims.pathways import runs
 from sinklab_claims.reproduce import store
 
@@ -69,7 +69,7 @@ def run_line(
         os.dup2(opened, descriptor)
         os.close(opened)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115  of the whole process
-    for module in (store, scales):
+    for module in (store, contract):
         module.base_config = small_config
     runs.FACTORS = (0.5, 1.0)
     below = str(work)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import save_file
 
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab.results.table import COLUMNS, write_json
 from sinklab.studies.audit.found import AuditFound, Condition, Place, Places, PositionOfSink, SinksFound, finding
 

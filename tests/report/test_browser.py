@@ -16,11 +16,8 @@ from synthetic import HOSTILE, write_audit
 
 from sinklab.report.heads import Received, Shown, head_view
 from sinklab.report.maps import Maps
-from sinklab.results.blocks import percent
-from sinklab.results.table import read_table, write_table
 from sinklab.studies.audit.compare import Comparison
-from sinklab.studies.audit.folder import read_audit
-from sinklab.studies.audit.page import PAGE_BUDGET, write_report
+from sinklab.studies.audit.page import PAGE_BUDGET, read_audit, write_report
 
 CHROMIUM = os.environ.get("SINKLAB_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -161,27 +158,6 @@ def test_heads_in_the_frame_of_a_notebook(browser: Any, tmp_path: Path) -> None:
     assert visit.said == []
 
 
-def test_starts_with_the_strongest_head(browser: Any, folder: Path) -> None:
-    visit = Visit(browser, folder / "report.html")
-    received = read_audit(folder).numbers.by_head_and_position("attention_received", "mean_weight", 32)
-    assert received is not None
-    layer, head = divmod(int(received[..., 0].argmax()), 3)
-    assert visit.page.text_content("#panel-title") == f"Layer {layer}, head {head}"
-    assert cell(visit, layer, head).get_attribute("aria-selected") == "true"
-
-
-def test_cells_carry_their_value(visit: Visit, folder: Path) -> None:
-    audit = read_audit(folder)
-    rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", 32)
-    assert rates is not None
-    for layer in range(4):
-        for head in range(3):
-            label = cell(visit, layer, head).get_attribute("aria-label")
-            assert label.startswith(
-                f"Layer {layer}, head {head}: sinks at position 0 in {percent(rates[layer, head, 0])} of samples"
-            )
-
-
 def test_click_opens_a_head(visit: Visit) -> None:
     cell(visit, 0, 2).click()
     visit.shown(0, 0, 2)
@@ -262,72 +238,6 @@ def test_pointing_at_a_token_shows_where_it_looks(visit: Visit) -> None:
     assert visit.page.text_content("#readout").startswith("query 20")
 
 
-def test_chips_open_their_head(visit: Visit) -> None:
-    chip = visit.page.locator(".chip").first
-    name = chip.text_content()
-    layer, head = name[:3].split(".")
-    cell(visit, 0, 0).click()
-    chip.click()
-    visit.shown(0, int(layer), int(head))
-    assert visit.page.text_content("#panel-title") == f"Layer {layer}, head {head}"
-
-
-def test_any_position(visit: Visit) -> None:
-    visit.page.select_option("#position", "any")
-    assert "sinks at some position" in cell(visit, 0, 0).get_attribute("aria-label")
-    visit.page.select_option("#position", "0")
-    assert "sinks at position 0" in cell(visit, 0, 0).get_attribute("aria-label")
-
-
-def test_theme_changes_and_lasts(visit: Visit) -> None:
-    page = visit.page
-    paper = "getComputedStyle(document.body).backgroundColor"
-    light, map_before = page.evaluate(paper), visit.pixels(WEIGHTS)
-    page.click("#theme")
-    assert page.get_attribute("html", "data-theme") == "dark"
-    assert page.evaluate(paper) != light
-    assert visit.pixels(WEIGHTS) != map_before
-    page.click("#theme")
-    assert page.evaluate(paper) == light
-    assert visit.pixels(WEIGHTS) == map_before
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast(browser: Any, folder: Path, scheme: str) -> None:
-    visit = Visit(browser, folder / "report.html", color_scheme=scheme)
-    # WCAG 2 ratio of every text against the nearest background below it; 4.5 is its level AA for small text.
-    worst = visit.page.evaluate(
-        """() => {
-          const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).map((x) => { x /= 255;
-            return x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-          const below = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-            if (!/, 0\\)$/.test(c)) return c; } return "rgb(255,255,255)"; };
-          let worst = [99, ""];
-          for (const e of document.querySelectorAll("body *")) {
-            const words = [...e.childNodes].filter((n) => n.nodeType === 3 && n.textContent.trim());
-            if (!words.length || !e.getClientRects().length || e.closest("script, style, .skip")) continue;
-            const style = getComputedStyle(e), b = light(below(e));
-            const a = light(e.namespaceURI.includes("svg") ? style.fill : style.color);
-            const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-            if (ratio < worst[0]) worst = [ratio, `${e.tagName}.${e.getAttribute("class")}: ${e.textContent.slice(0, 40)}`];
-          }
-          return worst;
-        }"""
-    )
-    assert worst[0] >= 4.5, worst
-    visit.context.close()
-
-
-@pytest.mark.parametrize("width", [360, 768])
-def test_narrow_screens_do_not_scroll_sideways(browser: Any, folder: Path, width: int) -> None:
-    visit = Visit(browser, folder / "report.html")
-    visit.page.set_viewport_size({"width": width, "height": 800})
-    visit.page.wait_for_timeout(150)  # observers of the width redraw in the next frames
-    assert visit.page.evaluate("document.documentElement.scrollWidth") == width
-    visit.check_quiet()
-    visit.context.close()
-
-
 def test_hostile_text_is_inert_and_visible(browser: Any, tmp_path: Path) -> None:
     path = write_report(write_audit(tmp_path / "a", layers=2, seq_len=16, hostile=True, summary={"text": [HOSTILE]}))
     visit = Visit(browser, path)
@@ -367,32 +277,6 @@ def test_missing_parts_are_said(browser: Any, tmp_path: Path) -> None:
     ):
         assert words in visit.page.text_content(selector), selector
     assert visit.page.locator("#figures .missing").count() == 1
-    visit.check_quiet()
-    visit.context.close()
-
-
-def test_a_head_that_sinks_at_several_positions_together_has_their_rate(browser: Any, tmp_path: Path) -> None:
-    folder = write_audit(tmp_path / "a", layers=2, heads=3, seq_len=16)
-    summary = json.loads((folder / "summary.json").read_text())
-    corners = {
-        "kind": "group",
-        "position": None,
-        "positions": [2, 5],
-        "called": "the corner patches",
-        "name": "the corner patches",
-    }
-    corners |= {"description": "the corner patches", "rate": 100.0, "sinking": 6, "mass": 0.4}
-    corners["heads"] = [[layer, head, f"layers.{layer}.self_attn", 99.5] for layer in range(2) for head in range(3)]
-    summary["sinks"]["sinks"] = [corners]
-    (folder / "summary.json").write_text(json.dumps(summary))
-    audit = read_audit(folder)
-    rates = audit.numbers.by_head_and_position("sink_rate", "gu2024", audit.num_positions)
-    layer, head = (int(index) for index in np.argwhere(rates.max(-1) < 99)[0])
-    visit = Visit(browser, write_report(folder))
-    cell(visit, layer, head).click()
-    visit.shown(0, layer, head)
-    assert "A sink head: in 99.5\u202f% of samples the corner patches get more than" in visit.page.text_content("#panel-lead")
-    assert "Sink rate99.5\u202f%of samples, at the corner patches" in visit.page.text_content("#numbers")
     visit.check_quiet()
     visit.context.close()
 
@@ -448,30 +332,3 @@ def test_every_head_has_an_address_of_its_own(browser: Any, folder: Path, tmp_pa
         assert title.text_content() == name
     assert visit.said == []
     visit.context.close()
-
-
-def test_a_position_that_too_few_queries_see_makes_no_head_a_sink(browser, tmp_path):
-    """Three heads give the position behind the last candidate much in every sample; in another layer no position counts."""
-    folder = write_audit(tmp_path / "late", layers=3, heads=3, sink_position=None)
-    table = read_table(folder / "table.parquet")
-    length = int(table["key_position"].max()) + 1
-    rates = (table["probe"] == "sink_rate") & (table["metric"] == "gu2024")
-    table.loc[rates, "value"] = 0.0
-    late = rates & (table["key_position"] == length // 2 + 1)
-    table.loc[late & (table["layer"] == 0), "value"] = 40.0
-    table.loc[rates & (table["layer"] == 1) & (table["key_position"] == 0), "value"] = 30.0
-    write_table(table, folder / "table.parquet")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary |= {"candidate_positions": length // 2 + 1}
-    summary["candidates_by_module"] = {"model.layers.0.self_attn": length // 2 + 1, "model.layers.1.self_attn": 0}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    visit = Visit(browser, write_report(folder))
-    for layer, said in enumerate(
-        ("Not a sink head: in no sample", "No position can be a sink of this head", "Not a sink head")
-    ):
-        cell(visit, layer, 0).click()
-        visit.shown(0, layer, 0)
-        assert visit.page.text_content("#panel-lead").startswith(said)
-    assert "Sink rate" in visit.page.text_content("#numbers")
-    cell(visit, 1, 0).hover()
-    assert "of too few queries to count" in visit.page.text_content("body")

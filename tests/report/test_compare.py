@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
-from synthetic import HOSTILE, a_condition, a_part, a_place, sinks_found, write_audit
+from synthetic import HOSTILE, a_condition, write_audit
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab.results.table import read_run
 from sinklab.studies.audit.compare import Comparison
-from sinklab.studies.audit.folder import read_audit
-from sinklab.studies.audit.page import layer_figures
+from sinklab.studies.audit.page import read_audit
 
 
 @pytest.fixture(scope="module")
@@ -62,47 +60,6 @@ def test_rows_of_one_audit_stand_where_they_stand_there(tmp_path: Path) -> None:
     assert [table[name][row] for name in ("plain", "gated")] == [None, 0.25]
     rows = list(table.index)
     assert rows.index(row) == rows.index("null mass (%)") + 1
-
-
-def test_without_any_loss_there_is_no_row_of_losses(tmp_path: Path) -> None:
-    none = [write_audit(tmp_path / name, model=name, layers=2, summary={"loss": None}) for name in "ab"]
-    assert not [row for row in Comparison(none).table.index if row.startswith("loss (nats")]
-    table = Comparison([none[0], write_audit(tmp_path / "c", model="c", layers=2)]).table
-    assert list(table.loc["loss (nats per token)"]) == [None, 3.2134]
-
-
-def test_texts_of_other_revisions_show_what_differs(tmp_path: Path) -> None:
-    """Versions of packages are whole; of a hash there is as much as tells two apart."""
-    revisions = ("CPython-3.11.7 numpy-2.0 torch-2.13", "CPython-3.11.7 numpy-2.0 torch-2.14", f"sha256-{'a1b2c3d4' * 8}")
-    folders = []
-    for name, revision in zip("abc", revisions, strict=True):
-        folders.append(write_audit(tmp_path / name, model=name, layers=2, run={"corpus": {"revision": revision}}))
-    warning = Comparison(folders).warning
-    assert f"({revisions[0]})" in warning
-    assert f"({revisions[1]})" in warning
-    assert "(sha256-a1b2c3d4)" in warning
-    assert list(Comparison(folders).table.loc["setting: revision of the corpus"]) == [*revisions[:2], "sha256-a1b2c3d4"]
-
-
-def test_a_token_is_named_where_most_samples_have_it(tmp_path: Path) -> None:
-    places = [sinks_found([a_place(0, text="<s>", token_share=share)], 4) for share in (1.0, 0.5)]
-    folders = [
-        write_audit(tmp_path / f"{at}", model=f"{at}", layers=2, summary={"sinks": to_json(found["sinks"])})
-        for at, found in enumerate(places)
-    ]
-    table = Comparison(folders).table
-    assert list(table.loc["strongest sink: token"]) == ["<s>", None]
-
-
-def test_sinks_that_are_no_positions_are_counted_as_sinks(tmp_path: Path) -> None:
-    corners = a_place(None, kind="group", name="the corner patches", positions=[1, 7])
-    stop = a_place(None, kind="token", name="the first “.”", text=".")
-    sinks = to_json(sinks_found([corners, stop], 4)["sinks"])
-    folders = [write_audit(tmp_path / "a", model="a", layers=2)]
-    folders.append(write_audit(tmp_path / "b", model="b", layers=2, summary={"sinks": sinks}))
-    table = Comparison(folders).table
-    assert list(table.loc["sinks"]) == [1, 2]
-    assert table["b"]["strongest sink: position"] == "the corner patches"
 
 
 @pytest.mark.parametrize("corpus", ["random_tokens", "repeated_token"])
@@ -155,66 +112,11 @@ def test_page(folders: list[Path], tmp_path: Path) -> None:
     assert path.read_bytes() == Comparison(folders).write(tmp_path / "again.html").read_bytes()
 
 
-def test_an_encoder_decoder_is_one_audit(folders: list[Path], tmp_path: Path) -> None:
-    parts = {"parts": [a_part(part) for part in ("encoder", "decoder")]}
-    both = write_audit(tmp_path / "t5", model="t5", layers=2, heads=2, seq_len=16, summary=parts)
-    text = Comparison([folders[0], both]).write(tmp_path / "compare.html").read_text(encoding="utf-8")
-    assert "t5, encoder" in text
-    assert "t5, decoder" in text
-    assert "<h1>2 audits side by side</h1>" in text
-    assert "the output directories of 2 audits." in text
-
-
-def test_no_two_columns_look_alike(folders: list[Path], tmp_path: Path) -> None:
-    """Thirty lines can be told apart; the others have none, and the page says so."""
-    audits = [("", read_audit(folders[0]).views[0])] * 32
-    series = layer_figures(audits)[0]["series"]
-    assert len({(line["kind"], line.get("round")) for line in series}) == len(series) == 30
-    text = Comparison([folders[0]] * 32).write(tmp_path / "compare.html").read_text(encoding="utf-8")
-    looks = re.findall(r'<i class="swatch ([^"]*)" aria-hidden="true"></i>', text)
-    assert len(set(looks)) == len(looks) == 30
-    style = text.split("</style>")[0]
-    assert all(f".line.{look} " in style and f".swatch.{look} " in style for look in ("r1", "r2", "r3", "r4"))
-    assert "Only the first 30 of the 32 columns above have lines" in text
-
-
 def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> None:
     config = read_run(folders[0])["config"] | {"threshold": 0.5, "seq_len": 32}
     other = write_audit(tmp_path / "d", model="other", layers=2, run={"config": config})
     text = Comparison([folders[0], other]).write(tmp_path / "compare.html").read_text(encoding="utf-8")
     assert "These audits differ in threshold and seq_len: their rates are not comparable as they stand." in text
-
-
-def test_pictures_have_conditions_and_positions_of_their_own(folders: list[Path], tmp_path: Path) -> None:
-    """A model with registers has more positions than one without, and nobody can audit both at one length."""
-    summary = {
-        "kind": "image",
-        "bos_name": "",
-        "conditions": [
-            to_json(a_condition(corpus, 0, rate))
-            for corpus, rate in (("photographs", 3.5), ("noise", 14.0), ("constant", 34.0))
-        ],
-    }
-    config = read_run(folders[0])["config"]
-    audits = [
-        write_audit(
-            tmp_path / f"{length}",
-            model=f"{length}",
-            layers=2,
-            summary=summary | {"seq_len": length},
-            run={"config": {**config, **changes}},
-        )
-        for length, changes in ((17, {"seq_len": 17}), (21, {"seq_len": 21}), (1021, {"seq_len": 1021, "threshold": 0.5}))
-    ]
-    table = Comparison(audits[:2]).table
-    assert not [row for row in table.index if "random tokens" in row or "repeated" in row]
-    assert table["17"]["sink rate at position 0, noise (%)"] == 14.0
-    assert table["21"]["sink rate at position 0, one grey (%)"] == 34.0
-    assert "17 and 21 positions" in Comparison(audits[:2]).warning
-    assert "threshold" not in Comparison(audits[:2]).warning
-    said = Comparison(audits).warning
-    assert "17, 21 and 1,021 positions" in said
-    assert "differ in threshold" in said
 
 
 def test_a_bos_that_one_tokenizer_added_and_the_other_did_not_is_a_difference(folders: list[Path], tmp_path: Path) -> None:
@@ -279,60 +181,6 @@ def test_losses_of_other_tokenizers_compare_per_byte(tmp_path: Path) -> None:
     audits = [write_audit(tmp_path / name, model=name, layers=2, run={"token_sha256": name * 64}) for name in "ab"]
     assert "bits per byte" in Comparison(audits).warning
     assert Comparison([audits[0], audits[0]]).warning == ""
-
-
-def certificate(*heads: tuple[float, float | None], normalized: bool = True, **changes: object) -> dict:
-    """A certificate of one layer: weight on the sink and needed weight of every head; a head above 0.3 in both is forced."""
-    entries = [
-        {
-            "module": "layers.0", "layer": 0, "head": head, "least_output": 0.1, "least_output_without_sink": 0.1 + weight / 2,
-            "gap": weight / 2, "output": 0.4, "sink_weight": weight, "needed_sink_weight": needed, "queries": 10,
-            "needed_queries": 10, "forced": normalized and min(weight, needed or 0) > 0.3,
-        }
-        for head, (weight, needed) in enumerate(heads)
-    ]  # fmt: skip
-    counts = {
-        "sink_heads": sum(entry["sink_weight"] > 0.3 for entry in entries),
-        "forced_heads": sum(entry["forced"] for entry in entries),
-    }
-    return {
-        "sink_position": 0, "sink": "position 0", "sink_found": True, "delta": 0.2, "threshold": 0.3, "samples": 4,
-        "normalized": normalized, "heads": entries, **counts, **changes,
-    }  # fmt: skip
-
-
-@pytest.fixture
-def certified(tmp_path: Path) -> list[Path]:
-    """Two audits with a certificate, one that was refused it and one that did not ask for it."""
-    many = certificate((0.9, 0.72), (0.8, 0.1), (0.5, 0.4), (0.1, None), (0.05, 0.01))
-    null = certificate((0.2, 0.3), (0.1, 0.1), normalized=False, sink="the null")
-    sections = {"a": many, "b": null, "c": {"refused": "no projection was found"}}
-    folders = [
-        write_audit(tmp_path / name, model=f"model-{name}", layers=2, heads=2, seq_len=16, summary={"certificate": section})
-        for name, section in sections.items()
-    ]
-    return [*folders, write_audit(tmp_path / "d", model="model-d", layers=2, heads=2, seq_len=16)]
-
-
-def test_certificates_are_side_by_side(certified: list[Path]) -> None:
-    table = Comparison(certified).table
-    rows = table[table.index.str.startswith("certificate: ")]
-    first, second, refused, without = (rows[name].tolist() for name in rows.columns)
-    # Needed, over the four heads known: 0.01, 0.1, 0.4, 0.72; of those with a sink 0.1, 0.4, 0.72; gaps half the weights.
-    assert first == ["position 0", "3 of 5", "2 of 5", 0.25, 0.4, 0.5, 0.25, "yes"]
-    assert second == [
-        "the null",
-        "0 of 2",
-        "0 of 2",
-        0.2,
-        None,
-        pytest.approx(0.15),
-        pytest.approx(0.075),
-        "no, so none is forced",
-    ]
-    assert refused == ["not certified: no projection was found", *[None] * 7]
-    assert without == [None] * 8
-    assert rows.index[3] == "certificate: weight needed for output 0.2 (median head)"
 
 
 def test_hostile_names_are_inert(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report as text: numbers, words, missing parts, escaping, size, sameness; no browser needed."""
+"""The report: its numbers are those of the table, tiles keep what is bright, hostile text is inert, pages stay small."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import base64
 import html
 import json
 import re
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -17,12 +15,11 @@ import pytest
 from synthetic import HOSTILE, TableMaker, a_part, a_place, write_audit
 
 from sinklab.errors import InputError, ResultError
-from sinklab.report.page import environment, facts_of
+from sinklab.report.maps import MAX_BINS, MapPlan, bins_of, coarse_scores, pack_maps, pack_unsigned, pool_positions, pool_tiles
 from sinklab.results.blocks import percent
 from sinklab.results.html import framed
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab.results.table import write_table
-from sinklab.studies.audit.folder import read_audit
 from sinklab.studies.audit.page import (
     FRAME_BUDGET,
     PAGE_BUDGET,
@@ -30,6 +27,7 @@ from sinklab.studies.audit.page import (
     headline,
     layer_figures,
     layer_table,
+    read_audit,
     write_report,
 )
 
@@ -63,9 +61,6 @@ class TestPage:
             assert name in text
         assert len(re.findall(r'<div class="card">', text)) == 8
         assert text.count('class="chip"') == min(12, found.sink_heads)
-
-    def test_same_input_same_bytes(self, audit_folder: Path) -> None:
-        assert write_report(audit_folder).read_bytes() == write_report(audit_folder).read_bytes()
 
     def test_needs_nothing_from_outside(self, audit_folder: Path) -> None:
         text = write_report(audit_folder).read_text(encoding="utf-8")
@@ -143,32 +138,6 @@ class TestNumbers:
             "first position": [100.0],
             "mean of the rest": [2.0],
         }
-
-    def test_figures_number_layers_of_an_encoder_decoder_as_its_maps_do(self, tmp_path: Path) -> None:
-        parts = {"parts": [a_part(part) for part in ("encoder", "decoder", "cross-attention")]}
-        folder = write_audit(tmp_path / "a", layers=2, summary=parts)
-        table = TableMaker(corpus="python_source", bos=1)
-        layers = {"encoder": (0, 1), "decoder": (2, 3), "cross-attention": (0, 1)}
-        for value, (part, layer) in enumerate((part, layer) for part, own in layers.items() for layer in own):
-            at = {"layer": layer, "module": f"{part}.{layer}", "part": part}
-            table.add("entropy", "entropy", "nats", value, head=0, **at)
-            if part != "cross-attention":  # a block, of both kinds of attention
-                table.add("massive_activation", "max_to_median", "ratio", 10.0 + value, **at | {"module": f"block.{layer}"})
-        block = {"layer": -1, "module": "input", "part": "encoder"}
-        table.add("massive_activation", "max_to_median", "ratio", 5.0, **block)
-        table.write(folder / "table.parquet")
-        audit = read_audit(folder)
-        assert [row.label for row in audit.numbers.grid] == ["enc 0", "enc 1", "dec 0", "dec 1", "cross 0", "cross 1"]
-        figures = {str(figure["title"]): figure for figure in layer_figures([(view.part, view) for view in audit.views])}
-        entropy, massive = figures["Entropy of attention, all keys"], figures["Massive activations"]
-        assert entropy["labels"] == ["0", "1"]
-        assert {series["name"]: series["y"] for series in entropy["series"]} == {
-            "encoder": [0.0, 1.0], "decoder": [2.0, 3.0], "cross-attention": [4.0, 5.0],
-        }  # fmt: skip
-        assert massive["labels"] == ["in", "0", "1"]
-        assert [series["y"] for series in massive["series"]] == [[5.0, 10.0, 11.0], [None, 12.0, 13.0]]
-        (activation,) = (entry for entry in headline(audit) if entry[0] == "Largest activation")
-        assert activation[2].endswith("layer dec 1")
 
     def test_other_conditions_and_interventions_stay_apart(self, tmp_path: Path) -> None:
         folder = write_audit(tmp_path / "a", layers=2)
@@ -275,50 +244,6 @@ class TestSize:
         assert len(framed(frame_report(folder)).encode()) < FRAME_BUDGET == 2 * 1024 * 1024
 
 
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-
-
-CHECK = """
-import sys
-import sinklab.studies.audit.page, sinklab.studies.audit.compare
-heavy = sorted({"torch", "transformers"} & set(sys.modules))
-assert not heavy, heavy
-"""
-
-
-def test_reports_need_neither_torch_nor_transformers() -> None:
-    done = run_python(CHECK)
-    assert done.returncode == 0, done.stderr
-
-
-def test_facts_are_words_and_no_python() -> None:
-    sites = [{"module": "layers.0", "layer": 0, "kind": "self"}, {"module": "layers.1", "layer": 1, "kind": "self"}]
-    model = {"name": "gpt2", "revision": None, "config": {"sizes": [1, 2]}, "attention_modules": sites, "off_seam_modules": []}
-    assert facts_of({"run_id": "r", "model": model, "checks": {"passed": 3}}) == [
-        ("Run", [("run_id", "r")]),
-        (
-            "Model",
-            [
-                ("name", "gpt2"),
-                ("revision", "–"),
-                ("config.sizes", "1, 2"),
-                ("attention_modules", "layers.0 (layer 0, kind self), layers.1 (layer 1, kind self)"),
-                ("off_seam_modules", ""),
-            ],
-        ),
-    ]
-
-
-def test_what_one_types_is_code_and_a_token_with_backticks_is_not() -> None:
-    shown = (
-        environment()
-        .from_string("{{ words | commands }}")
-        .render(words="“```” and <b>“`”</b>: `sinklab causes` or `--seq-len`")
-    )
-    assert shown == "“```” and &lt;b&gt;“`”&lt;/b&gt;: <code>sinklab causes</code> or <code>--seq-len</code>"
-
-
 @pytest.mark.parametrize("attending", [(1, 3), (0, 1)])
 def test_what_is_of_attention_stands_at_the_layer_that_holds_it(tmp_path, attending):
     """Where every second layer attends, attention module 0 is in layer 1, beside whose hidden states its numbers belong."""
@@ -339,3 +264,91 @@ def test_what_is_of_attention_stands_at_the_layer_that_holds_it(tmp_path, attend
     assert [row[0] for row in table.rows if row[column] != ""] == list(map(str, attending))
     page = write_report(folder).read_text(encoding="utf-8")
     assert ("Not every layer attends" in page) == (attending == (1, 3))
+
+
+def test_unsigned_round_trip_with_gaps() -> None:
+    values = np.array([0.0, 0.25, 1.0, np.nan, 3.0])
+    text, scale = pack_unsigned(values)
+    codes = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<u2")
+    assert scale == 3.0
+    assert codes.tolist() == [0, 5461, 21845, 65535, 65534]
+    assert np.abs(codes[[0, 1, 2, 4]] / 65534 * scale - values[[0, 1, 2, 4]]).max() <= scale / 131068
+
+
+def test_nothing_but_zeros_has_a_scale() -> None:
+    assert pack_unsigned(np.zeros(3))[1] == 1.0
+
+
+@pytest.mark.parametrize("length", [1, 64, MAX_BINS, MAX_BINS + 1, 4096, 100_000])
+def test_bins_cover_every_position_once(length: int) -> None:
+    bins = bins_of(length, {777, length - 1})
+    assert [position for start, stop in bins for position in range(start, stop)] == list(range(length))
+    assert len(bins) <= MAX_BINS + 2 * 32
+    assert all(stop - start == 1 for start, stop in bins[:64])
+    if length > 777:
+        assert (777, 778) in bins
+
+
+def test_no_positions_have_no_bins() -> None:
+    assert bins_of(0) == []
+    assert pool_positions(np.zeros((2, 0)), []).shape == (2, 0)
+
+
+def test_a_lone_sink_survives_pooling() -> None:
+    values = np.full(4096, 0.001)
+    values[3001] = 0.9
+    pooled = pool_positions(values, bins_of(4096))
+    assert pooled.max() == 0.9
+    assert np.isnan(pool_positions(np.full(4, np.nan), [(0, 2), (2, 4)])).all()
+
+
+def test_a_one_pixel_column_survives_pooling() -> None:
+    maps = np.zeros((1, 5, 5), np.uint8)
+    maps[0, :, 3] = 200
+    pooled = pool_tiles(maps, 2)
+    assert pooled.shape == (1, 3, 3)
+    assert (pooled[0, :, 1] == 200).all()
+    assert (pooled[0, :, [0, 2]] == 0).all()
+    assert pool_tiles(maps, 1) is maps
+
+
+def test_coarse_scores_keep_hidden_tiles_and_the_ends() -> None:
+    scores = np.arange(256, dtype=np.uint8)
+    coarse = coarse_scores(scores, 6)
+    assert coarse[0] == 0
+    assert (coarse[1:] >= 1).all()
+    assert (coarse[1], coarse[255]) == (1, 255)
+    assert len(set(coarse[1:].tolist())) == 63
+    # Levels are 254 / 62 apart: half of it, and half a unit of rounding.
+    assert np.abs(coarse.astype(int) - scores).max() <= 254 / 62 / 2 + 0.5
+    assert coarse_scores(scores, 8) is scores
+
+
+class TestBudget:
+    weights = np.random.default_rng(0).integers(0, 256, (4, 3, 2, 32, 32), dtype=np.uint8)
+    scores = np.random.default_rng(1).integers(1, 256, (4, 3, 2, 32, 32), dtype=np.uint8)
+
+    def test_everything_when_it_fits(self) -> None:
+        packed = pack_maps(self.weights, self.scores, 10**9)
+        assert packed is not None
+        assert (packed.plan, packed.shape) == (MapPlan(1, 8), (4, 3, 2, 32, 32))
+
+    @pytest.mark.parametrize("budget", [60_000, 40_000, 20_000, 10_000, 3_000, 300])
+    def test_never_more_than_the_budget(self, budget: int) -> None:
+        packed = pack_maps(self.weights, self.scores, budget)
+        assert packed is not None
+        assert packed.size <= budget
+        # Two samples stay as long as anything but a single value a map does.
+        assert packed.shape[0] >= 2 or packed.shape[3] == 1
+
+    def test_resolution_before_samples(self) -> None:
+        one = pack_maps(self.weights[:1], self.scores[:1], 10**9)
+        assert one is not None
+        packed = pack_maps(self.weights, self.scores, int(2.5 * one.size))
+        assert packed is not None
+        assert packed.plan.pool == 1
+        assert packed.shape[0] == 2
+
+    def test_nothing_fits_in_nothing(self) -> None:
+        assert pack_maps(self.weights, self.scores, 10) is None
+        assert pack_maps(self.weights[:0], self.scores[:0], 10**9) is None

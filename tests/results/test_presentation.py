@@ -30,7 +30,7 @@ from sinklab.results.blocks import (
 )
 from sinklab.results.html import html, steps
 from sinklab.results.intervals import Interval
-from sinklab.results.record import from_json, to_json
+from sinklab.results.sections import from_json, to_json
 from sinklab.results.terminal import fitted, print_blocks, terminal
 
 BLOCKS = [

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.folder import FolderLock, partial_folder
+from sinklab.results.folder import partial_folder
 from sinklab.results.run import STORE, Result, Run, silent
 from sinklab.results.store import Store
 from sinklab.results.table import COLUMNS, make_table, read_run, read_table
@@ -82,14 +82,6 @@ class TestWhole:
         assert {"kind", "seeds", "versions", "commit", "hardware", "dtype", "wall_seconds"} <= result.record.keys()
         assert len(read_table(out / "table.parquet")) == 1
         assert result.folder == out
-
-    def test_without_out_nothing_is_written(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        assert run(None).summary == {"stored": [1]}
-        assert list(tmp_path.iterdir()) == []
-        for option in ("overwrite", "resume"):
-            with pytest.raises(ConfigurationError, match=f"`{option}` is about an output directory; give one with `out`"):
-                Run("trial", **{option: True})
 
     def test_a_failure_leaves_what_was_there(self, tmp_path):
         def fail(folder):
@@ -221,18 +213,6 @@ class TestInPlace:
         assert names(out) == before.keys() | stored
         assert list(tmp_path.iterdir()) == [out]
 
-    def test_a_result_stays_whole_where_the_next_cannot_be_written(self, tmp_path):
-        def fail(folder):
-            raise OSError(28, "No space left on device")
-
-        out = tmp_path / "out"
-        run(out, resume=False)
-        before = {name: (out / name).read_bytes() for name in names(out)}
-        with pytest.raises(OSError, match="No space"), Run("trial", out=out, resume=True) as one:
-            one.finish(table=TABLE, display=display, summary={"more": 2}, files=fail)
-        assert {name: (out / name).read_bytes() for name in names(out)} == before
-        assert list(tmp_path.iterdir()) == [out]
-
     def test_folders_of_a_result_are_replaced_and_others_stay(self, tmp_path):
         def write(folder):
             (folder / "pictures").mkdir()
@@ -317,19 +297,6 @@ class TestLock:
         assert read_run(out)["run_id"] == first.id
         assert list(tmp_path.iterdir()) == [out]
 
-    def test_a_link_and_what_it_leads_to_are_one_folder(self, tmp_path):
-        with FolderLock(tmp_path / "out"):
-            (tmp_path / "link").symlink_to("out")
-            with pytest.raises(InputError, match="link is in use by process"):
-                FolderLock(tmp_path / "link")
-
-    def test_of_a_dead_process_is_no_obstacle(self, tmp_path):
-        code = "import os, pathlib, sinklab.results.folder as f; lock = f.FolderLock(pathlib.Path('out')); os._exit(9)"
-        assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 9
-        assert (tmp_path / ".out.lock").is_file()
-        run(tmp_path / "out")
-        assert list(tmp_path.iterdir()) == [tmp_path / "out"]
-
     def test_another_process_is_refused_and_a_killed_one_leaves_no_half_folder(self, tmp_path):
         out, marker = tmp_path / "out", tmp_path / "marker"
         code = f"""
@@ -392,22 +359,8 @@ class TestStore:
         with pytest.raises(InputError, match=r"cannot be used .*; remove it to have it computed again"):
             store.get("n", {"seed": 0}, "s")
 
-    def test_without_a_folder_nothing_is_kept(self):
-        store = Store(None)
-        store.put("n", {}, "s", 1)
-        assert store.get("n", {}, "s") is None
-        assert store.cached("n", {}, "s", lambda: 2) == 2
-
 
 class TestResult:
-    def test_show_and_json(self, capsys):
-        result = run(None)
-        result.show()
-        assert capsys.readouterr().out == "trial\n"
-        assert json.loads(result.to_json()) == {"stored": [1]}
-        (line,) = Result({}, TABLE, {"kind": "trial"}, None, display).to_json().splitlines()
-        assert json.loads(line)["metric"] == "m"
-
     def test_json_lines_have_the_numbers_of_the_table(self):
         values = [1 / 3, 1.2345678901234567e-13, None, float("inf")]
         table = make_table({"metric": "m", "value": value, "unit": "weight", "count": 2} for value in values)
@@ -440,12 +393,3 @@ class TestResult:
         for other in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
             assert (other.summary, other.record, repr(other)) == (result.summary, result.record, repr(result))
             assert other._repr_html_() == result._repr_html_()
-
-    def test_in_a_notebook_without_a_page(self):
-        result = Result({"model": "<b>", "loss": 1.5, "heads": []}, TABLE, {"kind": "trial"}, None, display)
-        assert (
-            result._repr_html_() == "<table><tr><th>model</th><td>&lt;b&gt;</td></tr><tr><th>loss</th><td>1.5</td></tr></table>"
-        )
-        assert "weight" in Result({}, TABLE, {"kind": "trial"}, None, display)._repr_html_()
-        unwritten = Result({"loss": 1.5}, TABLE, {"kind": "trial"}, None, display, page=lambda folder: folder)
-        assert unwritten._repr_html_() == "<table><tr><th>loss</th><td>1.5</td></tr></table>"

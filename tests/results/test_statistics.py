@@ -32,13 +32,6 @@ def test_half_widths_are_quantiles_times_the_error(degrees, level, quantile):
     assert half == pytest.approx(quantile / (degrees + 1), rel=1e-7)
 
 
-def test_three_values_by_hand():
-    # Mean 2, standard deviation 1, error 1/sqrt(3); t of two degrees at 95 % is 4.302653.
-    mean, half = mean_interval([1.0, 2.0, 3.0])
-    assert mean == 2.0
-    assert half == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
-
-
 @pytest.mark.parametrize(("seen", "total"), [(3, 5), (8, 9), (8, 400)])
 def test_the_mean_of_all_falls_short_of_that_of_the_first_by_no_more_with_that_chance(seen, total):
     """Samples of populations whose mean may be anything: whatever it is, its place does not matter here."""
@@ -123,14 +116,6 @@ def test_items_that_are_all_the_same_have_the_rule_of_three():
     assert (spread.low, spread.high) == (pytest.approx(0.50005, abs=1e-4), pytest.approx(0.50005, abs=1e-4))
 
 
-def test_least_counts_of_a_tenth():
-    """Of Wilson's 95 % intervals; of 8 cases, 3 begin at 0.137 and 2 at 0.071."""
-    assert [least_count_above(0.1, cases) for cases in (8, 32, 128)] == [3, 7, 20]
-    assert [least_count_above(0.1, cases) for cases in (0, 1, 2)] == [1, 1, 2]  # one of two begins at 0.095
-    assert least_count_above(0.9, 5) == 6  # five of five begin at 0.566
-    assert least_count_above(0.1, 32, level=0.5) < 7
-
-
 @pytest.mark.parametrize("cases", [1, 7, 40])
 @pytest.mark.parametrize(("share", "level"), [(0.1, 0.95), (0.5, 0.95), (0.02, 0.8)])
 def test_least_counts_are_the_first_whose_wilson_interval_of_scipy_is_above(share, level, cases):
@@ -146,9 +131,3 @@ def test_the_rarest_cost_that_is_seen_is_missed_in_one_of_twenty_draws(count):
     said = int(rare_cost(count).split("one text in ")[1].split(" ")[0].replace(",", ""))
     assert (1 - 1 / said) ** count < 0.05
     assert (1 - 1 / (1.2 * said)) ** count > 0.05
-
-
-def test_of_one_text_nothing_is_said_of_others():
-    assert rare_cost(1, "item") == "One item was measured: a cost that others have is not seen."
-    assert rare_cost(2) == "A cost in fewer than 78 % of texts may not show in these 2."  # 0.2236 ** 2 is 5 %
-    assert rare_cost(3, "item") == "A cost in fewer than 63 % of items may not show in these 3."

@@ -1,16 +1,40 @@
+"""Tables, metrics and names: schema, one definition under each name, files that are whole, and what cannot be read."""
+
 from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from tests.conftest import make_sinklm
 
-from sinklab.errors import InputError, ResultError
-from sinklab.results import table as table_module
+from sinklab import SinkCache
+from sinklab.cli.catalogue import every_metric
+from sinklab.errors import ConfigurationError, ContractError, InputError, ResultError
+from sinklab.registry import KINDS
+from sinklab.report.runs import finding_of
+from sinklab.results import environment
+from sinklab.results.blocks import counted, front_names, head_numbering
+from sinklab.results.environment import machine_memory, require_memory
+from sinklab.results.metric import (
+    FRACTION,
+    LOSS,
+    PERCENTAGE,
+    Metric,
+    catalogue,
+    declared,
+    definitions,
+    definitions_of,
+    extremes_of,
+    metrics_of,
+)
 from sinklab.results.table import COLUMNS, append, make_table, read_run, read_table, write_json, write_table, write_text
+from sinklab.sinks import Sinks
 
 ROW = {"probe": "p", "metric": "m", "version": 1, "value": 0.5, "count": 4, "unit": "weight"}
 
@@ -139,6 +163,127 @@ def test_what_cannot_be_read_says_so(tmp_path):
         read_table(tmp_path / "table.parquet")
 
 
-def test_every_column_says_what_it_is():
-    assert all(meaning for _, meaning in COLUMNS.values())
-    assert table_module.__all__ == sorted(table_module.__all__, key=lambda name: (not name.isupper(), name))
+@pytest.fixture(scope="module")
+def found() -> dict[str, Metric]:
+    return every_metric()
+
+
+def test_the_whole_tree_has_one_definition_under_each_name(found):
+    assert found["loss"] is LOSS
+    assert found["gu2024"] in metrics_of("probes", "sink_rate")
+    assert declared("gu2024") is found["gu2024"]
+    assert declared("nobody_has_declared_it") is None
+    of_tests = {"t", "mean row mass"}  # declared by tests that ran before in this process
+    assert all(metric.unit and metric.text.endswith(".") for metric in found.values() if metric.text not in of_tests)
+
+
+def test_a_share_is_declared_as_one(found):
+    """Over seeds its interval stays between its ends, and does so by the declared range alone."""
+    shares = {name for name, one in found.items() if one.unit in ("fraction", "percent")}
+    ranged = {name for name, one in found.items() if one.range in (FRACTION, PERCENTAGE)}
+    gained = {"freed_to_first", "freed_to_own", "freed_to_content"}  # by what it gains, a key can lose
+    beyond = {"excess_of_first", "excess_inside", "left_by_one", "deviation"}  # less than an even share, quotients
+    others = {"output_gain", "lm_eval_score"}  # of gates and of metrics that others write
+    assert shares - ranged <= gained | beyond | others
+
+
+def test_an_extreme_is_one_over_seeds(found):
+    """What a text calls the largest or least of a run is that of all runs; a mean of extremes, or a spread, is a mean."""
+    largest, least = (
+        {name for name, metric in found.items() if re.match(begins, metric.text) or name.endswith(ends)}
+        for begins, ends in (
+            (r"(Largest|Highest|Maximum|Worst)\b", "_largest"),
+            (r"(Least|Smallest|Lowest|Minimum)\b", "_smallest"),
+        )
+    )
+    rates = {"sink_rate_max", "prefix_largest", "massive_ratio"}  # of shares and means over rows
+    means = {"head_bos_weight_largest", "head_bos_weight_smallest"}  # of one head
+    spreads = {"change_with_length", "rate_range"}
+    violations = {"largest_violation", "bound_violation"} & found.keys()
+    extremes = {how: {name for name, metric in found.items() if metric.over_seeds == how} for how in ("max", "min")}
+    assert extremes == {"max": (largest | violations) - rates - spreads - means, "min": least - means}
+
+
+@pytest.mark.parametrize("plural", ["probes", "read_outs"])
+def test_a_plug_in_has_its_metrics(plural, found):
+    for name in KINDS[plural]:
+        assert metrics_of(plural, name)
+        assert all(found[metric.name] is metric for metric in metrics_of(plural, name))
+
+
+def test_a_name_is_declared_once():
+    first = Metric("planted_once", "nats", "t")
+    assert Metric("planted_once", "nats", "t") == first  # as where a file is imported again
+    with pytest.raises(ContractError, match="metric 'planted_once' is declared twice, as 't' and as 'other'"):
+        Metric("planted_once", "nats", "other")
+    derived = first.bound("low"), first.of("bits"), first.named("planted_other")
+    assert [(one.name, one.unit) for one in derived] == [
+        ("planted_once_low", "nats"), ("planted_once", "bits"), ("planted_other", "nats")
+    ]  # fmt: skip
+    assert catalogue()["planted_once"] is first
+    assert not {"planted_once_low", "planted_other"} & catalogue().keys()
+
+
+def test_definitions_of_a_run():
+    metric = Metric("planted_entry", "nats", "What.", paper="P", version=2)
+    entry = {"probe": "p", "metric": "planted_entry", "version": 2, "text": "What.", "paper": "P", "unit": "nats"}
+    assert definitions({"p": (metric,)}) == [entry]
+
+
+def test_definitions_of_a_table_are_those_of_what_is_declared(found):
+    names = ["gu2024", "loss", "max_abs", "loss_low"]
+    table = make_table([{"probe": "p", "metric": found.get(name, LOSS.bound("low")), "value": 1.0} for name in names])
+    assert definitions_of(table) == definitions({"p": [found[name] for name in names[:3]]})
+    assert extremes_of(table) == {"max_abs": "max"}
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 texts"), (1, "1 text"), (2, "2 texts"), (12_000, "12,000 texts")])
+def test_a_count(number, words):
+    assert counted(number, "text") == words
+
+
+def test_learned_tokens_in_front():
+    assert front_names(1) == ["the learned token in front"]
+    assert front_names(2) == ["learned token 1 of 2 in front", "learned token 2 of 2 in front"]
+    assert front_names(0) == []
+
+
+def test_heads_are_numbered_by_the_layers_that_attend():
+    assert head_numbering([1, 3], 4) == (
+        "Of 4 layers 2 have attention (1, 3), and heads are numbered by these: 0.0 is the first head of layer 1."
+    )
+    assert "2, 5, 8, 11, 14, 17, …" in head_numbering(range(2, 30, 3), 30)
+    assert (head_numbering([0, 1], 2), head_numbering([], 2), head_numbering([], 0)) == ("", "", "")
+
+
+def test_one_step_and_one_sample():
+    record = {"kind": "pretrain", "status": "finished", "steps": 1, "result": {"held_out_loss": 2.0}}
+    assert finding_of(record, {}) == "Finished after 1 step: 2.000 nats per held-out token."
+    assert "1 sample of 1 position, threshold" in repr(Sinks(samples=1, seq_len=1))
+
+
+def test_what_there_is_passes_and_one_byte_more_does_not(monkeypatch):
+    monkeypatch.setattr(environment, "machine_memory", lambda: 8_000_000_000)
+    require_memory(8_000_000_000, "`keys` 5")
+    with pytest.raises(ConfigurationError, match=r"`keys` 5: at least 8 GB .* there is 8 GB in all"):
+        require_memory(8_000_000_001, "`keys` 5")
+
+
+def test_limits_of_the_container_count(monkeypatch, tmp_path):
+    assert 10**8 < machine_memory() < 10**15
+    for name, text in (("none", "max\n"), ("small", "900\n")):
+        (tmp_path / name).write_text(text)
+    places = (str(tmp_path / "gone"), str(tmp_path / "none"), str(tmp_path / "small"))
+    monkeypatch.setattr(environment, "_CGROUP_LIMITS", places)
+    assert machine_memory() == 900
+
+
+HUGE = 2**40
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda: make_sinklm()(torch.zeros(1, 4, dtype=torch.long), past_key_values=SinkCache(make_sinklm(), window=HUGE))]
+)
+def test_sizes_of_the_library(ask):
+    with pytest.raises(ConfigurationError, match="of memory would be needed"):
+        ask()

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import load_model
 from sinklab.report.runs import finding_of
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
 from sinklab.results.table import read_table
 from sinklab.training.bookkeeping import Bookkeeper
 from sinklab.training.checkpoints import newest

@@ -13,8 +13,8 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.probe import Probe
 from sinklab.errors import SessionError
+from sinklab.results.environment import require_whole
 from sinklab.results.metric import Metric, Row
-from sinklab.results.requirements import require_whole
 
 __all__ = ["AttentionMaps", "Decoder", "token_text"]
 

@@ -26,8 +26,8 @@ from sinklab.attention.session import Session
 from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal, Everything, Keys, Visibility, Window
 from sinklab.errors import MeasurementError, SessionError, UnsupportedModelError
-from sinklab.results.naming import counted
-from sinklab.results.requirements import require_memory
+from sinklab.results.blocks import counted
+from sinklab.results.environment import require_memory
 
 __all__ = [
     "TIER",

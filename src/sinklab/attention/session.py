@@ -26,7 +26,7 @@ from sinklab.attention.probe import NEEDS, Probe, named_twice
 from sinklab.attention.statistics.columns import LogSumExpCapture, column_statistics
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
-from sinklab.results.naming import counted, front_names
+from sinklab.results.blocks import counted, front_names
 
 if TYPE_CHECKING:
     import pandas as pd

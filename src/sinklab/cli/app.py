@@ -27,8 +27,6 @@ from sinklab.cli.guard import (
 from sinklab.errors import SinklabError
 from sinklab.results.environment import installed
 
-__all__ = ["app", "make_app"]
-
 QUIET = ("--quiet", "-q")
 INSTALL = "--install-completion"
 

@@ -1,4 +1,4 @@
-"""The commands list and show: what there is to name, without importing any of it, and what one of them is."""
+"""Commands that need no model: list and show (what there is to name, without importing any of it), compare and report."""
 
 from __future__ import annotations
 
@@ -24,11 +24,16 @@ from sinklab.errors import ContractError, UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.registry import KINDS, Registry, registry_of
 from sinklab.results import metric as declarations
+from sinklab.results.blocks import Block, Facts, Grid, Say
+from sinklab.results.file import check_file
 from sinklab.results.metric import Metric, metrics_of
 from sinklab.results.run import Listing
-from sinklab.studies.arguments import command
+from sinklab.studies.arguments import OverwriteFile, command
 
-__all__ = ["Description", "Parameter", "catalogue", "describe", "every_metric", "list_", "show"]
+PACKAGE = Path(sinklab.__file__).parent
+
+DEFINITIONS = PACKAGE / "cli" / "definitions.json"
+"""What :func:`definitions` gives, so that a definition is shown without importing what measures it; ``make docs`` writes it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +88,10 @@ def describe(name: str) -> list[Description]:
     Raises:
         UnknownNameError: nothing is called so; the message suggests the nearest name, or what can be done with a model.
     """
-    descriptions = [_plugin(registry, name) for registry in KINDS.values() if name in registry]
-    if any(metric.name == name for description in descriptions for metric in description.metrics):
+    descriptions = _kept(name)
+    known = {description.kind for description in descriptions}
+    descriptions += [_plugin(one, name) for one in KINDS.values() if name in one and one.kind not in known]
+    if "metric" in known or any(metric.name == name for description in descriptions for metric in description.metrics):
         return descriptions
     metric = declarations.declared(name)
     if metric is None and not descriptions and not _is_model(name):
@@ -102,6 +109,30 @@ def describe(name: str) -> list[Description]:
     near = difflib.get_close_matches(name, [*known, *declarations.catalogue()], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
+
+
+def _kept(name: str) -> list[Description]:
+    """What :data:`DEFINITIONS` says of a name, for which nothing is imported."""
+    descriptions = []
+    for record in json.loads(DEFINITIONS.read_text(encoding="utf-8")).get(name, []):
+        record["parameters"] = [Parameter(**parameter) for parameter in record["parameters"]]
+        record["metrics"] = tuple(declarations.LOSS._with(**metric) for metric in record["metrics"])  # no declarations
+        descriptions.append(Description(**record | {"file": record["file"] and str(PACKAGE / record["file"])}))
+    return descriptions
+
+
+def definitions() -> dict[str, list[dict[str, Any]]]:
+    """By name what the plug-ins of sinklab say of themselves, and the metrics of its probes: what :data:`DEFINITIONS` holds."""
+    own = [registry for plural, registry in KINDS.items() if plural not in ("recipes", "read_outs", "claims")]
+    described = [_plugin(registry, name) for registry in own for name in sorted(registry._files())]
+    names = {description.name for description in described}
+    measured = {metric.name: metric for description in described for metric in description.metrics}
+    described += [_metric(metric) for name, metric in sorted(measured.items()) if name not in names]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for description in described:
+        file = description.file and Path(description.file).relative_to(PACKAGE).as_posix()
+        found.setdefault(description.name, []).append(description.to_dict() | {"file": file})
+    return found
 
 
 def _is_model(name: str) -> bool:
@@ -281,3 +312,49 @@ def _parameters(description: Description) -> Iterator[RenderableType]:
         yield Text(f"  {parameter.name}{default}" if is_recipe else f"  {parameter.name}: {parameter.type}{default}")
         if parameter.text:
             yield Text(f"      {plain(parameter.text)}", style="dim")
+
+
+@command
+def compare(folders: list[Path], *, out: Path | None = None, overwrite: OverwriteFile = False) -> Listing:
+    """Put audits side by side.
+
+    Prints one table of their numbers and settings, and the finding of each.
+
+    Args:
+        folders: Output directories of two or more runs of 'sinklab audit'.
+        out: Write the comparison as one HTML page too.
+
+    Examples:
+        sinklab compare sinklab-audit/embedded-softmax sinklab-audit/embedded-sigmoid --out both.html
+    """
+    check_file(out, overwrite)
+    from sinklab.studies.audit.compare import Comparison
+
+    comparison = Comparison(folders)
+    page = comparison.write(out, overwrite=overwrite) if out is not None else None
+
+    def display(record: object) -> Iterator[Block]:
+        shown = comparison.as_text()
+        yield Grid(["", *shown.columns], [[row, *shown.loc[row]] for row in shown.index])
+        yield from map(Say, comparison.findings)
+        if comparison.warning:
+            yield Facts([("warning", comparison.warning)])
+        if page is not None:
+            yield Facts([("page", str(page))])
+
+    return Listing(comparison.table.to_dict(), display)
+
+
+@command
+def report(folder: Path) -> Path:
+    """Make report.html again from the files of an audit; needs no model.
+
+    Args:
+        folder: Output directory of 'sinklab audit', 'causes' or 'origin'; runs of other commands have no page.
+
+    Examples:
+        sinklab report sinklab-audit/embedded-softmax
+    """
+    from sinklab.studies.audit.page import write_report
+
+    return write_report(folder)

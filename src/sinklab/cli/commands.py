@@ -15,8 +15,6 @@ from typing import Any
 from sinklab.errors import ContractError
 from sinklab.registry import entry_points
 
-__all__ = ["COMMANDS", "Command", "find_commands"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Command:
@@ -69,7 +67,7 @@ COMMANDS = {
         "sinklab.studies.causes.causes:find_causes",
         "Label what every head does with its sink: text-dependent, constant, dormant, bias, broadcast, unneeded, switch, …",
     ),
-    "compare": Command("sinklab.cli.pages:compare", "Put audits side by side."),
+    "compare": Command("sinklab.cli.catalogue:compare", "Put audits side by side."),
     "depend": Command(
         "sinklab.studies.depend.depend:depend",
         "Test which scores depend on the sink: every task under several caches, with paired intervals and a verdict.",
@@ -98,7 +96,7 @@ COMMANDS = {
         "sinklab.studies.quantize.quantize:quantize",
         "Measure what quantisation costs in loss, which modules cause it and what cures it.",
     ),
-    "report": Command("sinklab.cli.pages:report", "Make report.html again from the files of an audit; needs no model."),
+    "report": Command("sinklab.cli.catalogue:report", "Make report.html again from the files of an audit; needs no model."),
     "show": Command("sinklab.cli.catalogue:show", "Say what a plug-in or a metric is: definition, parameters, papers."),
     "stream": Command(
         "sinklab.studies.stream.stream:stream",

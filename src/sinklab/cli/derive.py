@@ -26,8 +26,6 @@ from sinklab.results.progress import bars, quietly, say
 from sinklab.results.run import Listing, Result
 from sinklab.studies.arguments import WHOLE, AsJson, InMemory, Quiet, WrittenTo, annotations_of
 
-__all__ = ["derive", "folder_name", "option_names", "plain", "print_result", "read_docstring"]
-
 STATUSES = {"diverged": 3, "stopped": INTERRUPTED}
 """What became of a training to the exit status of its command, unless SIGTERM has stopped it."""
 

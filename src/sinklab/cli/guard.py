@@ -19,18 +19,6 @@ from sinklab.errors import SinklabError
 from sinklab.results.folder import system_error
 from sinklab.results.progress import SinklabWarning, is_quiet, say
 
-__all__ = [
-    "INTERRUPTED",
-    "TERMINATED",
-    "USER_ERROR",
-    "Terminated",
-    "explain",
-    "is_follower",
-    "on_the_line",
-    "terminable",
-    "warnings_in_a_line",
-]
-
 LONGEST_WORD = 400
 """Characters of a word that is shown whole; paths are seldom longer."""
 USER_ERROR = 2

@@ -14,7 +14,7 @@ import numpy as np
 
 from sinklab.corpora.base import Identity, MediaCorpus, hash_files, visible_files
 from sinklab.errors import InputError
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
 
 __all__ = ["Files", "open_picture", "read_wav", "resampled", "rgb", "windows"]
 

@@ -15,7 +15,7 @@ from sinklab.corpora.base import Identity, Split, TextCorpus, hash_files, hash_o
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import InputError
 from sinklab.registry import corpora
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
 
 __all__ = ["TextFolder"]
 

@@ -20,7 +20,7 @@ from sinklab.models.loading import LoadedModel, num_parameters
 from sinklab.models.losses import IGNORED, hide_tokens, is_two_sided, loss_kind
 from sinklab.models.positions import require_positions
 from sinklab.models.tokenizer import kind_of, load_processor
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
 
 __all__ = ["AUTO", "default_corpus", "draw_pairs", "draw_samples", "reading_part", "shifted"]
 

@@ -16,8 +16,8 @@ from sinklab.attention.session import attend
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.models.losses import is_causal_lm
+from sinklab.results.blocks import counted
 from sinklab.results.intervals import LEAST_SHARE
-from sinklab.results.naming import counted
 from sinklab.sinks.short_rows import even_share, from_tokens_on, short_rows_warning
 
 __all__ = [

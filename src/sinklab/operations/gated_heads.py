@@ -13,7 +13,7 @@ from sinklab.attention.operation import HeadShape, State
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
-from sinklab.results.requirements import require_memory
+from sinklab.results.environment import require_memory
 
 __all__ = ["GatedHeads"]
 

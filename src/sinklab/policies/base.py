@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.requirements import require_whole
+from sinklab.results.environment import require_whole
 
 __all__ = ["Policy", "PolicySpec", "Positions", "SlotPolicy"]
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-__all__ = ["draw_runs", "measured_apart", "without_maps", "write_plot"]
-
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito's colours, which people with any kind of colour vision tell apart; black comes last."""
 

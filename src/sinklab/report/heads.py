@@ -11,16 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sinklab.errors import InputError
-from sinklab.report.maps import HEAD_NUMBERS, Maps, add_maps, data_address
+from sinklab.report.maps import HEAD_NUMBERS, Maps, add_maps, bins_of, data_address, pack_unsigned, pool_positions, round_matrix
 from sinklab.report.numbers import GridRow, Numbers, labelled, part_order
-from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_matrix
 from sinklab.report.page import json_text, render, write_page
-from sinklab.results.blocks import number
+from sinklab.results.blocks import front_names, number, quote
 from sinklab.results.html import framed
 from sinklab.results.intervals import just_above
-from sinklab.results.naming import front_names, quote
-
-__all__ = ["BUDGET", "HeadView", "Received", "Shown", "Sink", "head_view"]
 
 BUDGET = 512 * 1024
 """Bytes that a page in its frame stays below, whatever the model and the length."""
@@ -354,10 +350,7 @@ def _finding(sinks: Sequence[Sink], found: int, weights: _Weights, threshold: fl
 
 
 def _add_received(
-    data: dict[str, Any],
-    blobs: dict[str, str],
-    received: _Weights,
-    sinks: Sequence[tuple[Sink, NDArray[Any]]],
+    data: dict[str, Any], blobs: dict[str, str], received: _Weights, sinks: Sequence[tuple[Sink, NDArray[Any]]]
 ) -> None:
     """Weights by head and position, as fine as fits; the script takes them in percent as its rates, and as they are."""
     weights, early = received.mean, received.early

@@ -15,21 +15,9 @@ import jinja2
 from markupsafe import Markup
 
 from sinklab.errors import InputError
-from sinklab.results.blocks import Block, number, percent
+from sinklab.results.blocks import Block, display_token, number, percent
 from sinklab.results.html import html, with_code
-from sinklab.results.naming import display_token
 from sinklab.results.table import read_run, write_text
-
-__all__ = [
-    "check_page",
-    "environment",
-    "facts_of",
-    "json_text",
-    "render",
-    "require_kind",
-    "write_blocks_page",
-    "write_page",
-]
 
 MARK = '<meta name="generator" content="sinklab">'
 """In the head of every page that we make."""

@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from sinklab.results.blocks import counted
 from sinklab.results.folder import in_use
-from sinklab.results.naming import counted
 from sinklab.results.table import read_run, read_table
-
-__all__ = ["MOST_NUMBERS", "FinishedRun", "finding_of", "run_of"]
 
 MOST_NUMBERS = 300
 """Numbers of a whole model that are kept of one run, in the order of its table."""

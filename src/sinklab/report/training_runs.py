@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from sinklab.errors import InputError, ResultError
 from sinklab.results.table import read_run, read_table
 
-__all__ = ["WIDTH", "Points", "RunCurves", "labels_of", "listed", "read_curves", "read_runs"]
-
 SHARE_OF_QUERIES = 0.5
 """The mean weight on a key that few queries see is large by chance; positions that fewer than this share see are no sinks."""
 

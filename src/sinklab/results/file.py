@@ -15,18 +15,6 @@ from typing import TYPE_CHECKING, Any
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.folder import PREFIX, SUFFIX, check_writable, placed
 
-__all__ = [
-    "check_file",
-    "clear_partial",
-    "flush",
-    "parse_object",
-    "read_object",
-    "require_plain_file",
-    "write_atomically",
-    "write_file",
-    "write_image",
-]
-
 
 def require_plain_file(path: Path) -> None:
     """Refuse what would make a reader wait for ever or read something that is no file.

@@ -15,28 +15,6 @@ from typing import Self
 
 from sinklab.errors import InputError, SinklabError
 
-__all__ = [
-    "PREFIX",
-    "SUFFIX",
-    "FolderLock",
-    "check_free",
-    "check_place",
-    "check_writable",
-    "clear",
-    "default_out",
-    "from_outside",
-    "holds_nothing",
-    "in_use",
-    "is_partial",
-    "partial_folder",
-    "placed",
-    "put_among",
-    "put_in_place",
-    "require_no_less",
-    "set_aside",
-    "system_error",
-]
-
 PREFIX, SUFFIX = ".sinklab-", ".partial"
 """Around the names of files that are being written."""
 

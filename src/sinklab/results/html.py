@@ -25,8 +25,6 @@ from sinklab.results.blocks import (
     number,
 )
 
-__all__ = ["framed", "html", "with_code"]
-
 WIDTH, HEIGHT = 460, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 34
 """Size of a drawing, and the room for what is written at its sides."""

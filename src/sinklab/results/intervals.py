@@ -13,26 +13,6 @@ import numpy as np
 
 from sinklab.errors import ConfigurationError
 
-__all__ = [
-    "CHANCE",
-    "LEAST_PARTS",
-    "LEAST_SHARE",
-    "LEVEL",
-    "MOST",
-    "TIE",
-    "Interval",
-    "fewest",
-    "function_over_items",
-    "just_above",
-    "least_count_above",
-    "mean_interval",
-    "mean_over_items",
-    "means_over_items",
-    "rare_cost",
-    "require_threshold",
-    "shortfall",
-]
-
 LEVEL = 0.95
 """Confidence level of intervals where no other is given."""
 

@@ -16,24 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-__all__ = [
-    "FRACTION",
-    "LOSS",
-    "PERCENTAGE",
-    "STEPS",
-    "VALUE_RATIO",
-    "Coordinates",
-    "Metric",
-    "Row",
-    "SingleRow",
-    "catalogue",
-    "declared",
-    "definitions",
-    "definitions_of",
-    "extremes_of",
-    "metrics_of",
-]
-
 FRACTION, PERCENTAGE = (0.0, 1.0), (0.0, 100.0)
 """Ranges of a share, in parts of one and in percent. A difference or a quotient of shares has the unit and not the range."""
 

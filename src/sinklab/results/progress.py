@@ -12,28 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = [
-    "DONE",
-    "DONE_OF_STAGE",
-    "FIRST_LINE",
-    "Cell",
-    "Pace",
-    "PartOf",
-    "Progress",
-    "SinklabWarning",
-    "bars",
-    "duration",
-    "in_notebook",
-    "is_quiet",
-    "is_watched",
-    "notebook_bars",
-    "plan",
-    "quietly",
-    "say",
-    "silent",
-    "warn",
-]
-
 SETTLED = 2.0
 """Seconds of a stage after which its pace is believed; what comes first is often slow."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.blocks import Block, Facts
+from sinklab.results.blocks import Block, Facts, counted
 from sinklab.results.file import clear_partial
 from sinklab.results.folder import (
     FolderLock,
@@ -34,8 +34,9 @@ from sinklab.results.folder import (
     require_no_less,
     set_aside,
 )
-from sinklab.results.naming import counted
 from sinklab.results.progress import Progress, notebook_bars, silent
+
+__all__ = ["SETTINGS", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
     from sinklab.results.environment import Placed
     from sinklab.results.store import Store
-
-__all__ = ["SETTINGS", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
 
 STORE = "store"
 """Folder of what a run has computed so far, inside its output directory."""

@@ -15,8 +15,6 @@ from sinklab.errors import InputError
 from sinklab.results.file import write_atomically
 from sinklab.results.table import write_json
 
-__all__ = ["Store", "Stored"]
-
 T = TypeVar("T")
 
 

@@ -15,20 +15,6 @@ from sinklab.errors import InputError, ResultError
 from sinklab.results.file import read_object, write_atomically
 from sinklab.results.metric import Metric, Row, SingleRow
 
-__all__ = [
-    "COLUMNS",
-    "LATER",
-    "append",
-    "finite",
-    "make_table",
-    "read_run",
-    "read_table",
-    "unpacked",
-    "write_json",
-    "write_table",
-    "write_text",
-]
-
 COLUMNS: dict[str, tuple[str, str]] = {
     "run_id": ("string", "identity of the run that produced the number"),
     "model": ("string", "name or path of the model"),
@@ -60,9 +46,6 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "tier": ("string", "where the weights come from; null where sinklab saw the attention itself"),
 }
 """Column name to pandas dtype and meaning, in order."""
-
-LATER = ("part", "sink", "tier")
-"""Columns that tables lack which were written before there were such columns; null there."""
 
 
 def make_table(rows: Iterable[Mapping[str, object]], **constants: object) -> pd.DataFrame:
@@ -193,9 +176,6 @@ def read_table(path: Path) -> pd.DataFrame:
         table = pd.read_parquet(path)
     except Exception as error:
         raise ResultError(f"{path} is not a parquet table: {error}") from error
-    for name in LATER:
-        if name not in table and set(table.columns) >= COLUMNS.keys() - set(LATER):
-            table.insert(list(COLUMNS).index(name), name, None)
     if list(table.columns) != list(COLUMNS):
         raise ResultError(f"{path} does not follow the schema; its columns: {', '.join(map(str, table.columns))}")
     for name, (dtype, _) in COLUMNS.items():

@@ -16,8 +16,6 @@ from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap,
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["PIPE_WIDTH", "fitted", "print_blocks", "terminal"]
-
 PIPE_WIDTH = 200
 """Columns of output that does not go to a terminal; long lines are for the reader's tools to wrap."""
 

@@ -16,8 +16,8 @@ from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Watcher
 from sinklab.errors import SessionError
+from sinklab.results.blocks import front_name
 from sinklab.results.intervals import just_above, require_threshold
-from sinklab.results.naming import front_name
 from sinklab.sinks.places import LEAST_RATE, Hits, Place, enough_documents, places
 from sinklab.sinks.value import DEFINITION, Head, Sink, Sinks, first_of_kind
 

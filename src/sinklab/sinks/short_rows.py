@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
 
 __all__ = ["even_share", "few_queries_warning", "from_tokens_on", "short_documents_warning", "short_rows_warning"]
 

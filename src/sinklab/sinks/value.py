@@ -18,8 +18,8 @@ from sinklab.attention.call import AttentionCall
 from sinklab.attention.chosen_keys import first_keys, keys_of_document
 from sinklab.attention.operation import SHARE_OF_ROW
 from sinklab.errors import ConfigurationError
+from sinklab.results.blocks import counted, quote
 from sinklab.results.intervals import MOST
-from sinklab.results.naming import counted, quote
 
 __all__ = ["DEFINITION", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "require_sinks", "sink_at"]
 

@@ -17,7 +17,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.policies.base import Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
-from sinklab.results.requirements import require_whole
+from sinklab.results.environment import require_whole
 from sinklab.sinks import Sinks
 from sinklab.streaming.base import Telemetry, describe_slots
 from sinklab.streaming.decoding import Tokenizer

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias, get_args
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.results.environment import require_function
 from sinklab.results.progress import DONE
-from sinklab.results.requirements import require_function
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.stream import Stream
 

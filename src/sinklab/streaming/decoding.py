@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.requirements import require_number, require_whole
+from sinklab.results.environment import require_number, require_whole
 
 __all__ = ["Sampler", "Sampling", "StreamedToken", "TextDecoder", "Tokenizer"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.requirements import require_memory
+from sinklab.results.environment import require_memory
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.table import OrderedTable, StaticStep, Step, Table

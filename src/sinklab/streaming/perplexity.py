@@ -16,9 +16,9 @@ from sinklab.attention.modules import input_device
 from sinklab.errors import InputError
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec
+from sinklab.results.environment import require_function
 from sinklab.results.intervals import LEAST_PARTS, mean_interval
 from sinklab.results.progress import DONE
-from sinklab.results.requirements import require_function
 from sinklab.streaming.reader import open_reader
 
 __all__ = ["CHUNK", "Decoding", "Estimate", "decoding", "estimate", "losses", "unit_means"]

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.models.integer_linear import affine_grid
-from sinklab.results.requirements import require_memory
+from sinklab.results.environment import require_memory
 from sinklab.streaming.layer import HeldLayer, HybridLayer, HybridMixin, LatentLayer, LatentMixin, RecurrentLayer, SlotLayer
 from sinklab.streaming.rotation import KeyRotations, Rotation
 from sinklab.streaming.slot_table import SlotTable, WindowedTable

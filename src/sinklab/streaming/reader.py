@@ -25,6 +25,7 @@ from sinklab.streaming.base import Reader, Telemetry, forget_media
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.limits import inside, require_integers, warn_of_length
 from sinklab.streaming.rotation import without_autocast
+from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.traits import continues_in_chunks, has_states, states_of, tokens_in_front, tokens_of_prefix
 
 __all__ = ["CacheReader", "RecomputeReader", "open_reader", "reader_of", "verify_model"]
@@ -225,6 +226,8 @@ class CacheReader(Reader):
         if planned:
             for layer in cache.layers:
                 layer.release()  # of another number of rows
+            if isinstance(cache.table, SlotTable):
+                cache.table.apart = cache.table.watched = False  # no attention follows
             cache.table.step = cache.table.plan(length, None)
             cache.table.note(ids, rows)
         for number, layer in enumerate(held):

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.anatomy import HYBRID, RECURRENT_KINDS
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import SlotPolicy
-from sinklab.results.requirements import require_memory
+from sinklab.results.environment import require_memory
 from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.table import StaticStep, Step, Table
 

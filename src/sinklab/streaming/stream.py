@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import PolicySpec
+from sinklab.results.environment import require_function, require_whole
 from sinklab.results.progress import DONE
-from sinklab.results.requirements import require_function, require_whole
 from sinklab.streaming.base import Reader, Telemetry
 from sinklab.streaming.decoding import Sampler, Sampling, StreamedToken, TextDecoder, Tokenizer
 from sinklab.streaming.host import BOUNDARIES, require_one_text

@@ -35,9 +35,9 @@ from typing import (
 from typing_extensions import Doc
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.environment import require_function, require_path, require_whole
 from sinklab.results.folder import default_out
 from sinklab.results.progress import DONE_OF_STAGE
-from sinklab.results.requirements import require_function, require_path, require_whole
 from sinklab.results.run import Progress
 
 if TYPE_CHECKING:
@@ -54,51 +54,6 @@ if TYPE_CHECKING:
     _Operations: TypeAlias = str | Sequence[str | Mapping[str, object] | Operation]
 else:
     _Model = _Corpus = _MaxMemory = _Seeds = _Operations = str
-
-__all__ = [
-    "SEQ_LEN",
-    "WHOLE",
-    "Anyway",
-    "AsJson",
-    "BatchSize",
-    "Bos",
-    "CorpusOfModel",
-    "CorpusSource",
-    "Device",
-    "DeviceMap",
-    "Dtype",
-    "FreshSamples",
-    "InMemory",
-    "Jobs",
-    "Loading",
-    "MaxMemory",
-    "ModelSource",
-    "OffloadFolder",
-    "Operations",
-    "Options",
-    "Out",
-    "Output",
-    "Overwrite",
-    "OverwriteFile",
-    "Progress",
-    "Quiet",
-    "Resume",
-    "Retries",
-    "Revision",
-    "Samples",
-    "Seed",
-    "Seeds",
-    "SeqLen",
-    "StepCap",
-    "StepSamples",
-    "Threshold",
-    "Tolerance",
-    "TrustRemoteCode",
-    "WrittenTo",
-    "annotations_of",
-    "command",
-    "parse_seeds",
-]
 
 WHOLE = "whole"
 """In the annotation of a list: the command line does not split its parts at commas."""

@@ -110,7 +110,7 @@ class StatementTask(Task):
     chance: ClassVar[float | None] = 0.5
 
     corpus: str = "python_source"
-    lengths: tuple[float, float] = (2.0, 3.0)
+    lengths: tuple[float, float] = (2.0, 2.25)
 
     def __post_init__(self) -> None:
         if not 0.0 < self.lengths[0] < self.lengths[1]:

@@ -25,9 +25,9 @@ class LineLookup(Task):
     """The stream of Xiao et al. 2024 (arXiv 2309.17453), StreamEval, made anew, since its data were never released.
 
     A line is ``line 417: REGISTER_CONTENT is 5802`` with random digits; a question repeats the line up to its content, with
-    ``Recall`` in front, and is answered in the stream. The last question of a document, behind more tokens than the budget
-    holds, is the one that is scored: its content is chosen among those of four lines. Documents of an item are one stream and
-    differ in that question. By the paper accuracy does not fall slowly: it ends where the asked line has left the cache.
+    ``Recall`` in front, and is answered in the stream. The last question of a document, behind two budgets of tokens or more, is
+    the one that is scored: its content is chosen among those of four lines. Documents of an item are one stream and differ in
+    that question. By the paper accuracy does not fall slowly: it ends where the asked line has left the cache.
 
     Args:
         every: lines from one question to the next.
@@ -37,7 +37,7 @@ class LineLookup(Task):
 
     every: int = 10
     back: tuple[int, ...] = (20,)
-    shares: tuple[float, ...] = (0.5, 0.8, 1.2, 2.0)
+    shares: tuple[float, ...] = (0.5, 0.8, 1.2)
 
     def __post_init__(self) -> None:
         if self.every < 1 or any(back < 1 for back in self.back):
@@ -45,15 +45,15 @@ class LineLookup(Task):
 
     @property
     def identity(self) -> Identity:
-        return Identity(source="generated register lines", revision="3", licence="none")
+        return Identity(source="generated register lines", revision="4", licence="none")
 
     def documents(self, encoder: Encoder, *, budget: int, items: int, seed: int) -> Iterator[Document]:
         line = len(encode(encoder, LINE.format(417, 5802), self.name))
         # The asked line and the question take a line each; between two questions there are `every` lines and a question.
         per_line = line * (self.every + 1) / self.every
         swept = (round((share * budget - 2 * line) / per_line) for share in self.shares)
-        # As many lines as fill the cache before the question, which comes where one is due.
-        filled = -(-(budget + 2) // line)
+        # So many that nothing in the cache has seen the first ones; the question comes where one is due.
+        filled = -(-(2 * budget + 2) // line)
         backs = sorted({*self.back, *(lines for lines in swept if lines >= 1)})
         lines = self.every * -(-max(filled, backs[-1] + 1, CHOICES) // self.every)
         if lines > LABELS:

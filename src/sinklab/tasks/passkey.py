@@ -33,7 +33,7 @@ class Passkey(Task):
     """
 
     length: float = 2.0
-    distances: tuple[float, ...] = (0.5, 0.9, 1.5)
+    distances: tuple[float, ...] = (0.5, 0.9, 1.1)
 
     @property
     def identity(self) -> Identity:

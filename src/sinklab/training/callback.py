@@ -24,8 +24,8 @@ from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.sink_rate import SinkRate
+from sinklab.results.environment import require_whole
 from sinklab.results.metric import LOSS, PERCENTAGE, Metric, Row, SingleRow, declared
-from sinklab.results.requirements import require_whole
 from sinklab.results.table import unpacked
 from sinklab.sinks import SinkFinder, Sinks
 from sinklab.training.record import RunTable

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Corpus, Encoder, Split, drawable_ids
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
 from sinklab.results.run import Progress, silent
 from sinklab.training.config import DataConfig, PretrainingConfig
 from sinklab.training.rows import RandomPositions, RowDataset, TextRows, kept_rows

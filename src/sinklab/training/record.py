@@ -14,7 +14,7 @@ import pandas as pd
 from rich.markup import escape
 
 from sinklab.errors import InputError
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
 from sinklab.results.run import Result
 from sinklab.results.table import COLUMNS, append, make_table, read_run, read_table, write_json, write_table
 

@@ -17,11 +17,11 @@ from sinklab.corpora.base import hash_tokens
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import wrap_model
+from sinklab.results.blocks import front_warning
 from sinklab.results.environment import environment
 from sinklab.results.file import clear_partial
 from sinklab.results.folder import FolderLock, check_free, clear, set_aside
 from sinklab.results.metric import definitions
-from sinklab.results.naming import front_warning
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import read_run
 from sinklab.sinks.short_rows import few_queries_warning, short_documents_warning

@@ -14,8 +14,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.jobs.estimate import Estimate, estimate_kind, estimate_median, estimate_ratio
 from sinklab.results.metric import Metric, declared
 
-__all__ = ["Difference", "Effect", "Extreme", "Numbers", "Ratio", "Rise", "Slope", "Trend", "Value"]
-
 ANY = (-math.inf, math.inf)
 """Range of a number that may be any."""
 

@@ -24,8 +24,6 @@ from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import weights_sha256
 from sinklab.training.rows import TextRows
 
-__all__ = ["Checkpoint", "Kind", "MeasuredModel", "Reads", "TrainedModel", "gives", "kind_of", "not_about", "rows_read"]
-
 
 class MeasuredModel(abc.ABC):
     """A model and text for it: all that a read-out needs that does not ask how the model was trained."""

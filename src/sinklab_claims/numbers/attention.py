@@ -24,23 +24,6 @@ from sinklab.training.callback import TOKENS_PER_FORWARD
 from sinklab.training.rows import TextRows
 from sinklab_claims.contract.trained import MeasuredModel, gives
 
-__all__ = [
-    "CARRYING",
-    "FIRST_ATTENTION",
-    "SAMPLES",
-    "THRESHOLD",
-    "FirstToken",
-    "attention_numbers",
-    "batches",
-    "carried",
-    "effective",
-    "first_rows",
-    "first_text",
-    "inputs",
-    "look",
-    "sinks",
-]
-
 FIRST_POSITIONS = 4
 """Positions whose sink rates have names of their own."""
 

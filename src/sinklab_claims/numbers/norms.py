@@ -22,8 +22,6 @@ from sinklab.results.table import unpacked
 from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.numbers.attention import THRESHOLD, FirstToken, first_text, look
 
-__all__ = ["norms", "outliers"]
-
 _OTHERS = "over the mean at all later positions"
 _SINK_HEADS = f"heads whose first_attention exceeds {THRESHOLD}; absent without such heads"
 

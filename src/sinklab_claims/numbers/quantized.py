@@ -32,8 +32,6 @@ from sinklab.models.integer_linear import Grid, RunningGrid, symmetric_grid
 from sinklab.operations._sigma_linear import SigmaLinear
 from sinklab.training.rows import TextRows
 
-__all__ = ["activation_grid", "quantized", "weight_grid"]
-
 MOMENTUM = 0.9
 """Of the running minimum and maximum."""
 

@@ -21,12 +21,10 @@ from typing import Any, NamedTuple
 
 from sinklab.jobs.estimate import SEEDS, estimate_mean
 from sinklab.results.blocks import Block, Facts, Grid, Say, interval
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Difference, Value
 from sinklab_claims.verdict.rule import MOST_LOST, judge_part
-
-__all__ = ["BOUNDS", "COLUMNS", "MARGIN", "REFERENCE", "beside", "judged", "show"]
 
 REFERENCE = "softmax"
 """Label of the operation against which all others are judged; it has no way to do nothing but a sink."""

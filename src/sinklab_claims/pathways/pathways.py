@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from sinklab_claims.pathways.runs import Design
 
-__all__ = ["design_of", "own_base", "pathways"]
-
 SEEDS_OF_TINY, SEEDS = "0..7", "0..2"
 """By default."""
 
@@ -88,7 +86,7 @@ def pathways(
     from sinklab.registry import split_specs
     from sinklab.results.table import write_text
     from sinklab.training.process import default_cache
-    from sinklab_claims.contract.scales import base_config
+    from sinklab_claims.contract.claim import base_config
     from sinklab_claims.pathways.judging import judged, show
     from sinklab_claims.pathways.runs import DEFAULT, SELECTION_SEEDS, foreseen, train_and_read
     from sinklab_claims.reproduce.store import keeping
@@ -137,7 +135,7 @@ def design_of(
     operations: Sequence[Mapping[str, object]], seeds: Sequence[int], scale: Scale, base: Base | None, rate: float | None = None
 ) -> Design:
     """What is compared, checked; nothing is trained. Raises as :func:`pathways`."""
-    from sinklab_claims.contract.scales import base_config
+    from sinklab_claims.contract.claim import base_config
     from sinklab_claims.pathways.runs import SELECTION_SEEDS, Design, matched_widths, pathways_of
 
     if not seeds or len(set(seeds)) < len(seeds):

@@ -21,16 +21,13 @@ from sinklab.jobs.grid import Cell
 from sinklab.models.architecture import Architecture
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import operations
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
 from sinklab.results.progress import duration
 from sinklab.training.config import PretrainingConfig
-from sinklab_claims.contract.claim import SCALES, Base, Changes, Scale, Times, Variant
-from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU
+from sinklab_claims.contract.claim import SCALES, SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU, Base, Changes, Scale, Times, Variant
 from sinklab_claims.pathways.judging import REFERENCE
 from sinklab_claims.reproduce import store as work
 from sinklab_claims.reproduce.store import make_cells
-
-__all__ = ["DEFAULT", "SELECTION_SEEDS", "Design", "foreseen", "matched_widths", "pathways_of", "train_and_read"]
 
 PUBLISHED: Mapping[str, Callable[[int], Mapping[str, object]]] = {
     # Bondarenko et al. 2023 (arXiv 2306.12929): that of BERT-base at 128 tokens; a quarter open at the start, as for OPT.

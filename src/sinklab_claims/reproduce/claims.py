@@ -22,8 +22,6 @@ from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, Base, Claim, Sca
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Stated", "check_source", "check_word", "claim_called", "stated"]
-
 STATEMENTS = "statements.json"
 """What the claims of this package state, for lists that import none of them; written by :func:`write_statements`."""
 

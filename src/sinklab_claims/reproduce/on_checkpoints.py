@@ -28,9 +28,6 @@ from sinklab_claims.reproduce.store import Task, keeping, run_missing
 from sinklab_claims.verdict.records import ClaimFound, ModelFound, effect_of
 from sinklab_claims.verdict.rule import Conclusion, judge_model, judge_models
 
-__all__ = ["alike_draws", "opened_subject", "parse_model", "reproduce_on"]
-
-
 MOST_ALIKE = 0.2
 """Share of the rows of a draw that may be much like rows of another one, up to which draws count as independent."""
 

@@ -16,13 +16,23 @@ from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, require_no_less
 from sinklab.results.metric import Metric, declared, extremes_of
 from sinklab.results.progress import duration
-from sinklab.results.record import to_json
 from sinklab.results.run import Result, new_run_id
+from sinklab.results.sections import to_json
 from sinklab.results.table import make_table, read_run, write_json, write_table
 from sinklab.training.process import default_cache
-from sinklab_claims.contract.claim import SCALES, Base, Claim, Cost, Scale, bases_at, folder_name
+from sinklab_claims.contract.claim import (
+    SCALES,
+    SECONDS_OF_A_TRAINING,
+    SECONDS_ON_A_GPU,
+    Base,
+    Claim,
+    Cost,
+    Scale,
+    base_config,
+    bases_at,
+    folder_name,
+)
 from sinklab_claims.contract.effect import Numbers
-from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, SECONDS_ON_A_GPU, base_config
 from sinklab_claims.reproduce.claims import claim_called
 from sinklab_claims.reproduce.store import (
     keeping,
@@ -38,8 +48,6 @@ from sinklab_claims.verdict.rule import Conclusion, judge
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["about", "foreseen", "kept_of", "reproduce", "table_of", "written"]
 
 OF_A_CLAIM = Metric("of_a_claim", "number", "Stands for a number that the claim of another package declares nowhere.")
 

@@ -16,8 +16,6 @@ from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, co
 from sinklab_claims.contract.claim import CHECKPOINT, COSTS, SCALES, Scale, bases_at
 from sinklab_claims.reproduce.claims import check_source, check_word, stated
 
-__all__ = ["chosen", "reproduce"]
-
 SEEDS_OF_TINY, SEEDS = "0..7", "0..2"
 """By default. Trainings of seconds spread so widely that three leave most claims open; six decide where all are alike."""
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, Mark, Marks, Say, number
-from sinklab.results.naming import counted
+from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, Mark, Marks, Say, counted, number
 from sinklab_claims.contract.claim import ROWS
 from sinklab_claims.verdict.records import (
     ClaimFound,
@@ -19,8 +18,6 @@ from sinklab_claims.verdict.records import (
     evidence_of,
     published_effects,
 )
-
-__all__ = ["show_claim", "show_claims", "show_results", "write_claims_page"]
 
 RULE = (
     "A part is reproduced if the 95 % interval of its effect over seeds lies in the claimed region, not reproduced if it lies "

@@ -40,22 +40,19 @@ from sinklab.results.version import __version__
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.process import chosen_dtype
 from sinklab.training.token_cache import hash_key
-from sinklab_claims.contract.claim import Base, Changes, ReadOut, Scale, Times, Variant, bases_at
-from sinklab_claims.contract.scales import SECONDS_OF_A_TRAINING, base_config
+from sinklab_claims.contract.claim import (
+    SECONDS_OF_A_TRAINING,
+    Base,
+    Changes,
+    ReadOut,
+    Scale,
+    Times,
+    Variant,
+    base_config,
+    bases_at,
+)
 from sinklab_claims.contract.trained import Checkpoint, TrainedModel
 from sinklab_claims.reproduce.claims import claim_called
-
-__all__ = [
-    "Task",
-    "keeping",
-    "make_cells",
-    "measurement",
-    "name_of",
-    "read_numbers",
-    "reading",
-    "resolved_changes",
-    "train_and_read",
-]
 
 NAME_LENGTH = 80
 """Characters of a cell's name before its hash."""

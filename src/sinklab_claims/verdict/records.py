@@ -12,25 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sinklab.errors import InputError, ResultError
-from sinklab.results.record import from_json, to_json
+from sinklab.results.sections import from_json, to_json
 from sinklab.results.table import read_run
 from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, folder_names, is_natural
-
-__all__ = [
-    "PLAIN",
-    "ClaimFound",
-    "ModelFound",
-    "PartFound",
-    "StoredClaim",
-    "Verdict",
-    "answer",
-    "deciding_part",
-    "evidence_of",
-    "hardware_of",
-    "published_effects",
-    "read_results",
-    "summary_of",
-]
 
 Verdict = Literal[
     "reproduced", "not reproduced", "inconclusive", "not tested at this scale", "not applicable",

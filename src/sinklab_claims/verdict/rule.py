@@ -29,8 +29,6 @@ from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Numbers
 from sinklab_claims.verdict.records import OF_A_PROOF, OF_ONE_MODEL, PartFound, Verdict
 
-__all__ = ["MOST_LOST", "Conclusion", "Finding", "judge", "judge_model", "judge_models", "judge_part"]
-
 Effects = Mapping[int, float | None] | Mapping[str, float | None]
 """By seed, or by name of the model."""
 

@@ -1,4 +1,4 @@
-"""The audit end to end on a tiny checkpoint, and its summary on tables with known answers."""
+"""The audit end to end on a tiny checkpoint, and its summary and findings on tables with known answers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
-from tests.architectures.zoo import MEASURED, ZOO, build
+from tests.architectures.zoo import ZOO, build
 from tests.conftest import make_sinklm
+from tests.report.synthetic import a_place, sinks_found
 
-from sinklab import audit, measure
-from sinklab.attention.call import AttentionCall
+from sinklab import audit, from_weights, measure
 from sinklab.attention.maps import AttentionMaps
-from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import probes
 from sinklab.results.table import COLUMNS, read_table
-from sinklab.sinks import SinkFinder
-from sinklab.studies.audit.folder import read_audit
-from sinklab.studies.audit.page import head_data
+from sinklab.studies.audit.found import SinksFound, finding, layers_words, place_and_token
+from sinklab.studies.audit.page import head_data, read_audit
 from sinklab.studies.measure.probing import check_identity, run_probes
 
 SMALL = {"corpus": "random_tokens", "seq_len": 8, "samples": 2, "cache": False}
@@ -84,12 +82,6 @@ def test_samples_for_a_window_to_both_sides_are_as_long_as_it_shows_the_first_po
     assert audit(model, **SMALL | {"seq_len": 10}).summary["windowed_modules"] == 0
 
 
-def test_writes_every_file_and_nothing_else(result):
-    names = {path.name for path in result.folder.iterdir()}
-    assert names == {"table.parquet", "summary.json", "run.json", "maps.safetensors", "report.html"}
-    assert [path.name for path in result.folder.parent.iterdir()] == ["result"]  # no temporary folder is left behind
-
-
 def test_table_follows_the_schema_and_has_every_probe(result):
     table = read_table(result.folder / "table.parquet")
     assert list(table.columns) == list(COLUMNS)
@@ -97,16 +89,6 @@ def test_table_follows_the_schema_and_has_every_probe(result):
     assert set(table["bos"]) == {0, 1}
     assert set(table["corpus"]) == {"python_source", "random_tokens", "repeated_token"}
     assert table[["run_id", "model", "revision", "operation", "seed", "version"]].notna().all().all()
-
-
-def test_summary_keys(result):
-    summary = json.loads((result.folder / "summary.json").read_text())
-    assert summary == result.summary
-    assert summary["model"] == result.record["model"]["name"]
-    assert summary["operation"] == "softmax"
-    assert 0.0 <= summary["sink_rate_gu2024"] <= 100.0
-    # Untrained weights predict nothing: the loss is that of a uniform guess, up to the small random logits.
-    assert summary["loss"] == pytest.approx(np.log(300), rel=0.01)
 
 
 def test_loss_is_the_models_own(result, checkpoint):
@@ -131,18 +113,6 @@ def test_batch_size_does_not_matter(checkpoint, result):
     assert (left["count"] == right["count"]).all()
 
 
-def test_random_weights_have_no_sink_on_repeated_tokens(result):
-    # Without position embeddings in the values, equal tokens give equal states, so attention is near uniform: 1/t.
-    without_bos = [c for c in result.summary["conditions"] if c["corpus"] == "repeated_token" and not c["bos"]]
-    assert [c["sink_rate_gu2024"] for c in without_bos] == [0.0]
-
-
-def test_a_model_in_memory_needs_no_files():
-    result = audit(wrap_model(make_sinklm()), **SMALL, bos="none")
-    assert result.folder is None
-    assert result.summary["sink_positions"] == [] or result.summary["sink_positions"][0]["token"].isdigit()
-
-
 def test_sigmoid_is_measured_with_the_proxy(tmp_path):
     model = make_sinklm({"name": "sigmoid", "bias": -2.0})
     result = audit(wrap_model(model), **SMALL, bos="none", out=tmp_path / "out")
@@ -152,23 +122,6 @@ def test_sigmoid_is_measured_with_the_proxy(tmp_path):
     assert not result.summary["normalized"]
     # sigmoid(-2) for scores near 0: the raw weight on the first position is far below its share of a row.
     assert result.summary["first_token_mean_weight"] == pytest.approx(torch.sigmoid(torch.tensor(-2.0)).item(), rel=0.05)
-
-
-def test_a_failure_leaves_nothing_behind(checkpoint, tmp_path, monkeypatch):
-    import sinklab.studies.audit.page
-
-    def fail(folder):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sinklab.studies.audit.page, "write_report", fail)
-    with pytest.raises(KeyboardInterrupt):
-        audit(str(checkpoint), **SMALL, out=tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_bos_must_exist(checkpoint):
-    with pytest.raises(ConfigurationError, match=r"must be auto, always or none"):
-        audit(str(checkpoint), bos="maybe")
 
 
 def test_measure_needs_a_probe(checkpoint):
@@ -225,51 +178,6 @@ def test_maps_file_speaks_of_its_tokens(result):
     assert json.loads(metadata["modules"]) == ["layers.0.self_attn", "layers.1.self_attn"]
 
 
-def test_locations_find_a_sink_that_moves():
-    """A model whose keys are the embedding of one loud token sinks wherever that token stands."""
-    model = make_sinklm()
-    loud = 7
-    with torch.no_grad():
-        for layer in model.layers[:1]:
-            # Queries are constant; keys are large for the loud token only: rotary angles of slow frequencies keep the sign.
-            layer.self_attn.q_proj.weight.zero_()
-            layer.self_attn.k_proj.weight.zero_()
-            layer.self_attn.q_proj.weight[7::8, 0] = 40.0
-            layer.self_attn.k_proj.weight[7::8, 1] = 40.0
-        model.embed_tokens.weight.zero_()
-        model.embed_tokens.weight[:, 0] = 1.0
-        model.embed_tokens.weight[loud, 1] = 1.0
-    tokens = torch.full((2, 16), 20)
-    tokens[0, 2], tokens[1, 5] = loud, loud
-    finder = SinkFinder(threshold=0.3)
-    with attend(model, [finder]):
-        model(input_ids=tokens)
-    assert finder.by_token(str)[0] == {"token": "7", "share_of_sinks": 1.0, "positions": [2, 5]}
-    main = finder.sinks(decode=str).main
-    assert main.describe() == "the first “7”"
-    assert {(head.layer, head.head, rate) for head, rate in main.heads} == {(0, 0, 100.0), (0, 1, 100.0)}
-
-
-def test_a_learned_sink_logit_is_named_as_the_sink():
-    model = build(next(entry for entry in MEASURED if entry.id == "gpt_oss"), "eager")
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.sinks.fill_(20.0)
-    result = audit(wrap_model(model), **SMALL | {"seq_len": 16}, bos="none")
-    # Scores are far below 20, so the logit takes nearly everything: exp(20) against at most 16 keys.
-    assert result.summary["sink_role"] == "null score"
-    assert result.summary["null_mass"] > 0.9
-    assert result.summary["definitions"]["gu2024_null"] == 100.0
-    assert result.summary["sinks"]["sinks"][0]["text"] == "learned sink logit"
-
-
-def test_a_bos_outside_the_vocabulary_is_none():
-    # GPT2Config says 50256 whatever the vocabulary.
-    model = build(next(entry for entry in MEASURED if entry.id == "gpt2"), "eager")
-    model.config.bos_token_id = 50256
-    assert wrap_model(model).encoder.bos_token_id is None
-
-
 def test_the_record_counts_what_was_proved(result):
     checks = result.record["checks"]
     # Logits are the only output; 16 tokens are the whole sample; two layers, each seen and verified on four rows a sample.
@@ -283,28 +191,6 @@ def test_a_model_without_outputs_proves_nothing():
     model.register_forward_hook(lambda module, args, output: ())
     with pytest.raises(MeasurementError, match="SinkLM returns no tensors"):
         check_identity(model, torch.arange(8)[None])
-
-
-def test_the_terminal_says_the_sinks_first(result):
-    (first, *_), *_ = result.blocks()[0].rows
-    assert first == "sink"
-    labels = [row[0] for row in result.blocks()[0].rows]
-    assert {"model", "text", "loss", "read as", "elsewhere"} <= set(labels)
-
-
-def test_maps_take_the_scores_of_a_row_once(monkeypatch):
-    """Weights and scores of a map are of one product; it was made for each of them."""
-    model, rows, scores = load_model("embedded:softmax").model, 0, AttentionCall.scores
-
-    def counted(self, start, stop):
-        nonlocal rows
-        rows += stop - start
-        return scores(self, start, stop)
-
-    monkeypatch.setattr(AttentionCall, "scores", counted)
-    with torch.no_grad(), attend(model, [AttentionMaps(tiles=4)], verify=False) as session:
-        model(input_ids=torch.arange(2, 26).reshape(1, 24))
-    assert rows == 2 * 24 * len(session.sites)  # for the map, and for what every key receives
 
 
 def test_layers_without_attention_are_named():
@@ -360,3 +246,60 @@ def test_what_stands_in_front_is_worth_the_difference_of_its_losses(checkpoint):
     gain = without["loss"] - main["loss"]  # samples are equally long
     assert found["front_worth"]["gain"] == pytest.approx(gain, abs=1e-6)
     assert found["front_worth"]["samples"] == 8
+
+
+LONG = "x" * 200
+LAYERS = [10, 11, 33, 34, 66, 67, 98, 99]
+NULL = a_place(None, kind="null", name="the null score")
+FOLLOWED = a_place(None, kind="token", name="“.” wherever it stands", text=".", sinking=1)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "others", "begins"),
+    [
+        ([a_place(0, text=LONG, sinking=2), a_place(3)], {}, "The sink is position 0, “xxx"),
+        ([a_place(None, kind="group", name="the corner patches", positions=[1, 7])], {}, "The sink is the corner patches"),
+        ([NULL], {}, "The sink is the null score, which takes 52.0\u202f%"),
+        ([], {"silent": [a_place(0)]}, "There is no sink: position 0 passes 0.3 only where rows are divided"),
+        ([], {"followed": [FOLLOWED]}, "There is no sink that stays at a place; 1 of 12,345 heads"),
+        ([], {"weak": [a_place(5, rate=2.0)]}, "There is no sink: no head sinks at one place often enough"),
+        ([], {}, "There is no sink: no position holds more than 0.3"),
+    ],
+)
+def test_a_finding_is_one_short_sentence_on_the_place(sinks, others, begins):
+    for part in ("", "cross-attention"):
+        found = SinksFound(**sinks_found(sinks, 12_345, **others) | {"null_mass": 0.52, "part": part, "sink_layers": LAYERS})
+        text = finding(found, 0.3)
+        assert len(text) <= 160
+        assert text.endswith(".")
+        assert text.startswith(f"{part.capitalize()}: " if part else begins)
+
+
+def test_a_token_is_named_only_where_most_sinks_have_it():
+    for share, shown in ((1.0, "position 0, “<s>”"), (0.6, "position 0, mostly “<s>”"), (0.5, "position 0")):
+        assert place_and_token(a_place(0, text="<s>", token_share=share)) == shown
+
+
+def test_a_head_that_gives_much_to_other_keys_makes_no_sink_of_silent_ones():
+    """Head 0 gives 0.9 to every key but the first; head 1 gives 0.002 to the first and 0.0001 to the others."""
+    weights = torch.stack((torch.full((16, 16), 0.9), torch.full((16, 16), 1e-4))).tril()
+    weights[0, :, 0], weights[1, :, 0] = 0.0, 2e-3
+    found = from_weights(weights, row_sums="any").sinks
+    assert (found.main, [sink.place for sink in found.silent], found.heads_by_weight) == (None, [0], 1)
+    # Of the head that gives 0.9 to every key the first one is no sink, so that this makes none of the other head's.
+    weights[0, :, 0] = 0.9
+    again = from_weights(weights.tril(), row_sums="any").sinks
+    assert (again.main, [sink.place for sink in again.silent], again.silent[0].sinking) == (None, [0], 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([4], "layer 4"),
+        ([4, 5], "layers 4–5"),
+        ([*range(3, 10), *range(12, 30)], "layers 3–9 and 12–29"),
+        ([1, 3, 5, 7, 9], "5 layers from 1 to 9"),
+    ],
+)
+def test_layers_are_said_by_their_runs(layers, words):
+    assert layers_words(layers) == words

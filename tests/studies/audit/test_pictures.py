@@ -14,10 +14,6 @@ from transformers import (
     DetrImageProcessor,
     DetrModel,
     ResNetConfig,
-    SegformerConfig,
-    SegformerForImageClassification,
-    SwinConfig,
-    SwinModel,
     ViTConfig,
     ViTForImageClassification,
     Wav2Vec2Config,
@@ -32,10 +28,8 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from sinklab import audit, find_origin, measure
 from sinklab.errors import ConfigurationError, ResultError
 from sinklab.models.loading import wrap_model
-from sinklab.report import maps as page_pictures
 from sinklab.report.maps import picture_data
-from sinklab.studies.audit.folder import read_audit
-from sinklab.studies.audit.page import head_data, layer_figures
+from sinklab.studies.audit.page import layer_figures, read_audit
 from sinklab.studies.quantize.quantize import quantize
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -89,31 +83,6 @@ def test_the_summary_names_what_it_found_and_what_there_is_not(audited):
     assert (record["corpus"]["name"], record["config"]["seq_len"]) == ("photographs", 50)
 
 
-def test_the_page_speaks_of_the_patches_that_are_the_sink(audited):
-    corners, summary = [1, 7, 43, 49], audited[1].summary
-    view = read_audit(audited[1].folder)
-    data, _ = head_data(view)
-    received = view.numbers.by_head_and_position("attention_received", "mean_weight", 50)
-    strongest = np.array(corners)[received[..., corners].argmax(axis=-1)]
-    sinking = [(layer, head) for layer, head, _, rate in summary["sinks"]["sinks"][0]["heads"] if rate > 0]
-    assert sinking
-    assert data["sample"] == "image"
-    # No head has a single position above the threshold, so the key that is compared with the others is a corner.
-    for layer, head in sinking:
-        assert data["ownSink"][layer][head] == strongest[layer][head]
-    page = (audited[1].folder / "report.html").read_text(encoding="utf-8")
-    assert "the corner patches (positions 1, 7, 43, 49)" in page
-    assert "random tokens" not in page
-
-
-def test_pages_average_the_heads_of_large_models(audited, monkeypatch):
-    monkeypatch.setattr(page_pictures, "MOST_NUMBERS", 10)
-    data = picture_data(audited[1].folder)
-    stored = load_file(audited[1].folder / "pictures.safetensors")["received"]
-    assert data["averaged"]
-    assert np.array(data["received"])[:, :, 0] / 1e4 == pytest.approx(stored.mean(2), abs=1e-4)
-
-
 @pytest.mark.parametrize("change", [{"norms": np.zeros((3, 3, 9), np.float32)}, {"pictures": np.zeros((3, 4), np.uint8)}, None])
 def test_a_damaged_file_is_refused(audited, tmp_path, change):
     path = tmp_path / "pictures.safetensors"
@@ -124,31 +93,6 @@ def test_a_damaged_file_is_refused(audited, tmp_path, change):
         save_file(load_file(audited[1].folder / "pictures.safetensors") | change, path, metadata=about)
     with pytest.raises(ResultError, match=r"pictures.safetensors.*audit again"):
         picture_data(tmp_path)
-
-
-def test_windows_have_no_panel_and_no_maps(tmp_path):
-    torch.manual_seed(0)
-    config = SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
-    loaded = wrap_model(SwinModel(config).eval(), processor=processor(32))
-    result = audit(loaded, samples=3, out=tmp_path / "audit")
-    assert result.summary["seq_len"] == 16
-    files = {path.name for path in result.folder.iterdir()}
-    assert files == {"report.html", "summary.json", "table.parquet", "run.json"}
-
-
-def test_a_place_without_a_name_has_none():
-    """The keys of SegFormer's stages are merged patches of several sizes; none of them is one patch, or a token."""
-    torch.manual_seed(0)
-    config = SegformerConfig(
-        num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[16, 32], patch_sizes=[7, 3], strides=[4, 2],
-        num_attention_heads=[1, 2], mlp_ratios=[2, 2], decoder_hidden_size=32, image_size=32,
-    )  # fmt: skip
-    model = SegformerForImageClassification(config).eval()
-    for parameter in model.parameters():
-        parameter.data *= 4
-    result = audit(wrap_model(model, processor=processor(32)), samples=4)
-    (place,) = result.summary["sink_positions"]
-    assert place["token"] is None
 
 
 def test_a_length_that_pictures_do_not_have_is_refused(audited):

@@ -1,4 +1,4 @@
-"""The comparison of cache policies: the recommendation on made-up losses, equal sizes, a small model end to end, bad input."""
+"""The comparison of cache policies: the recommendation on made-up losses, equal sizes, integers, a small model end to end."""
 
 from __future__ import annotations
 
@@ -13,18 +13,30 @@ from tests.test_sinks import LOUD, planted
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.loading import load_model, wrap_model
+from sinklab.policies.pinned import Pinned
+from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies as policy_registry
 from sinklab.results.blocks import interval
-from sinklab.results.record import from_json
-from sinklab.results.table import COLUMNS, read_run, read_table
+from sinklab.results.sections import from_json
+from sinklab.results.table import COLUMNS, read_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.streaming.perplexity import estimate, losses
+from sinklab.streaming.reader import open_reader
 from sinklab.studies.cache.cache import compare_policies
-from sinklab.studies.cache.comparison import _completed, _curve, _Measured, _recomputed, _scored, _tokens_alike, compared
-from sinklab.studies.cache.found import Comparison, Size
+from sinklab.studies.cache.comparison import _curve, _Measured, _recomputed, _scored, compared
+from sinklab.studies.cache.found import (
+    Comparison,
+    Difference,
+    QuantizedEntry,
+    Size,
+    must_stay_whole,
+    quantized_rows,
+    show,
+    show_quantized,
+)
 from sinklab.studies.cache.plan import checked_budgets, checked_names, long_texts, plan_policies, scored_from, sinks_of_texts
 from sinklab.studies.cache.recommendation import recommend
-from sinklab.studies.cache.show import show
+from sinklab.studies.cache.rounding import _largest, quantized_caches
 from sinklab.studies.export.chosen import plan_of
 
 
@@ -106,13 +118,6 @@ class TestRecommendation:
             without = recommend({64: sizes}, pinned=others)
             assert (without.needed, without.better) == ("no", None)
 
-    def test_sinks_elsewhere_decide_what_first_tokens_leave_open(self):
-        sizes = made_up({0: 0.2, 1: 0.2, 7: 0.0})
-        sizes[1] = sizes[0] - 0.1 * torch.linspace(-1, 1.4, 8)[:, None]  # first tokens help in some texts
-        found = recommend({64: sizes}, pinned={64: {"pinned {7}+63": sizes.pop(7)}})
-        assert (found.needed, found.better) == ("yes", "pinned {7}+63")
-        assert recommend({64: sizes}).needed == "undecided"
-
     @pytest.mark.parametrize(("smaller", "window"), [(0.01, 31), (0.07, 63)])
     def test_the_size_is_chosen_by_the_losses_of_what_is_recommended(self, smaller, window):
         """First tokens need the larger size, and sinks that stand elsewhere lose 0.01 or 0.07 nats in the smaller one."""
@@ -179,27 +184,6 @@ def test_pinned_tokens_are_those_that_were_found():
     left_out = []
     assert list(plan_policies(None, None, ["pinned"], [16], (0, 1), sinks_at(0, 1), left_out)) == []
     assert left_out[0].reason == "sinks were found at the first tokens alone, which sink_window keeps just as well"
-
-
-def test_a_policy_whose_size_nothing_changes_is_left_out(monkeypatch):
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Fixed(policy_registry["blocks"]):
-        of_size = classmethod(lambda cls, held, num_sinks: {})
-
-    Fixed.name = "fixed"
-    monkeypatch.setitem(policy_registry._objects, "fixed", Fixed)
-    left_out = []
-    assert list(plan_policies(None, None, ["fixed"], [16], (0,), sinks_at(), left_out)) == []
-    assert [left.reason for left in left_out] == [
-        "fixed holds 1,027 tokens before the query, and policies are compared at equal sizes, which are 16; give 1027 among "
-        "`windows`, or leave its size open"
-    ]
-
-
-def test_where_the_embedded_model_has_its_sink():
-    loaded = load_model("embedded:softmax")
-    rows = long_texts(resolve_corpus("python_source"), loaded.encoder, tokens=600, documents=4, seed=0, bos=True)
-    assert sinks_of_texts(loaded, rows).positions == [0]
 
 
 def test_sinks_to_pin_are_those_of_the_places_where_texts_begin():
@@ -277,11 +261,6 @@ class TestComparison:
         # Keys and values: 2 layers of 2 heads of 16 in float32; of the sinks their first form too.
         assert [entry["bytes_held"] for entry in entries[:4]] == [512 * 120, 512 * 17, 512 * 17 + 256, 512 * 17 + 4 * 256]
 
-    def test_a_policy_that_is_named_in_two_ways_is_measured_once(self, model):
-        names = ["window", "sink_window", "sink_window:num_sinks=4", "sink_window:num_sinks=1,window=15"]
-        entries = compare_policies(model, policies=names, **{**SMALL, "windows": [16]}).summary["policies"]
-        assert sorted((entry["num_sinks"], entry["window"]) for entry in entries) == [(0, 16), (1, 15), (4, 12)]
-
     def test_a_window_without_sinks_is_measured_once_however_it_is_written(self, model):
         """Its two kinds of positions are the same, and so are its two names; all of them have one label, or one reading."""
         ways = ["window", "window:positions=original", "sink_window:num_sinks=0", "sink_window"]
@@ -339,16 +318,6 @@ class TestComparison:
         if every == 2:  # the points of the curve are 5 tokens wide
             assert counts.unique().numel() == 1
 
-    def test_losses_at_some_tokens_are_completed_by_paired_differences(self):
-        reference = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]])
-        sampled = torch.tensor([[torch.nan, torch.nan, torch.nan, 4.5, 5.1, 6.3]])
-        sampled[0, 4] = torch.nan
-        # Tokens 1 to 6 in two stretches, [1, 4) and [4, 7); from token 3 on. Nothing is known of the first stretch.
-        found = _completed(sampled, reference, 3, [1, 4, 7])
-        assert found[0, :3].isnan().all()
-        # Differences 0.5 and 0.3 in the second: 0.4 on top of the reference.
-        torch.testing.assert_close(found[0, 3:], torch.tensor([4.4, 5.4, 6.4]))
-
     def test_a_sampled_curve_is_coarse_points_with_errors_and_none_below_zero(self):
         window = torch.full((2, 24), 3.0)
         window[:, 12:] = 0.1
@@ -363,14 +332,6 @@ class TestComparison:
         # Student's t over six differences around 0.2: 2.5706 times their standard error.
         assert curve.errors[1] == pytest.approx(2.5706 * 0.0894427 / 6**0.5, rel=1e-4)
 
-    def test_first_tokens_are_read_once_for_all_policies_that_see_them_all(self):
-        assert [_tokens_alike(policy_registry.make(spec), 100) for spec in ("window:window=16", "full", "recompute")] == [
-            17,
-            0,
-            0,
-        ]
-        assert _tokens_alike(policy_registry.make("blocks:block=8,blocks=2,num_sinks=1"), 100) <= 17
-
     def test_rows_of_the_long_table(self, result):
         table = read_table(result.folder / "table.parquet")
         assert list(table.columns) == list(COLUMNS)
@@ -381,30 +342,6 @@ class TestComparison:
         assert set(table["metric"]) == {
             "loss", "loss_by_position", "decoding_tokens_per_second", "reading_tokens_per_second", "bytes_held"
         }  # fmt: skip
-
-    def test_points_of_the_curve_count_the_tokens_that_were_scored(self, model):
-        """Of which re-computation has some, and none before the first that counts; others are weighted by all of them."""
-        sizes = {**SMALL, "windows": [16]}
-        result = compare_policies(model, policies=["window", "recompute"], **sizes)
-        points = result.table[result.table["metric"] == "loss_by_position"]
-        counts = points.groupby("policy")["count"].sum()
-        entries = {entry["label"]: entry for entry in result.summary["policies"]}
-        assert counts["recompute 16"] == entries["recompute 16"]["scored_tokens"] == 3 * 12 * 4
-        assert counts["window 0+16"] == 3 * 119
-
-    def test_files(self, result):
-        assert {path.name for path in result.folder.iterdir()} == {"summary.json", "table.parquet", "run.json", "report.html"}
-        assert read_run(result.folder, "summary.json") == result.summary
-        run = read_run(result.folder)
-        assert run["kind"] == "cache"
-        assert run["token_sha256"] == result.summary["token_sha256"]
-
-    def test_without_a_pair_to_compare_there_is_no_recommendation(self, model):
-        summary = compare_policies(model, policies=["full", "window"], **{**SMALL, "windows": [16]}).summary
-        assert summary["recommended"] is None
-        assert summary["recommendation"] == (
-            "No recommendation: it takes a window without sinks and one with some, and measured were 0 sinks."
-        )
 
     def test_a_policy_that_the_model_cannot_have_is_left_out_with_its_reason(self):
         model = wrap_model(make_model_with_learned_positions())
@@ -475,13 +412,6 @@ class TestTexts:
         rows = long_texts(folder, loaded.encoder, tokens=100, documents=3, seed=0, bos=False)
         assert rows.tolist() == [first[:100], second[:100], first[100:200]]
 
-    def test_documents_are_held_out_ones_from_their_beginning(self, checkpoint):
-        loaded = load_model(str(checkpoint))
-        text = resolve_corpus("python_source")
-        rows = long_texts(text, loaded.encoder, tokens=50, documents=2, seed=0, bos=False)
-        long_enough = (ids for document in text.documents("held_out") if len(ids := loaded.encoder.encode(document)) >= 50)
-        assert rows.tolist() == [next(long_enough)[:50], next(long_enough)[:50]]
-
     def test_too_short(self, checkpoint, tmp_path):
         (tmp_path / "text.txt").write_text("a few words\n")
         with pytest.raises(InputError, match=r"too short: its longest text has \d+ tokens and 199 are wanted; lower `tokens`"):
@@ -511,33 +441,6 @@ class TestBadInput:
         with pytest.raises(error, match=message):
             compare_policies(model, **{**SMALL, "policies": NAMES, **changed})
 
-    def test_a_model_without_a_next_token(self):
-        from transformers import BertConfig, BertModel
-
-        bert = BertModel(
-            BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16, vocab_size=40)
-        )
-        with pytest.raises(UnsupportedModelError, match="BertModel predicts no next token"):
-            compare_policies(wrap_model(bert), **SMALL)
-
-
-def test_a_recommendation_on_text_that_the_model_cannot_read_says_so():
-    model = make_sinklm()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(100)  # sure of what it has not learned
-    notes = compare_policies(wrap_model(model), policies=NAMES, **SMALL).summary["notes"]
-    assert any(" is above that of a guess among all " in note for note in notes)
-
-
-def test_no_recommendation_says_that_no_window_could_be_measured():
-    """Learned positions: the reason stands among what was left out."""
-    from sinklab import audit
-
-    model = wrap_model(make_model_with_learned_positions())
-    found = audit(model, corpus="random_tokens", seq_len=16, samples=2).summary["cache"]
-    assert found["recommendation"] == "No recommendation: a window cannot be measured with this model."
-    assert any(left["reason"].startswith("GPT2LMHeadModel adds positions") for left in found["left_out"])
-
 
 class TestDefaultSizes:
     @pytest.mark.parametrize(("slide", "sizes"), [(2, [9, 19]), (1, [32, 64]), (0, [32, 64])])
@@ -556,10 +459,129 @@ class TestDefaultSizes:
         assert found.summary["left_out"] == []
         assert not found.summary["recommendation"].startswith("No recommendation")
 
-    def test_sizes_that_were_asked_for_are_refused_by_the_policy(self):
-        model = build(ZOO["gemma3"], sliding_window=20, layer_types=["sliding_attention"] * 2)
-        found = compare_policies(
-            wrap_model(model), policies=["full", "window"], windows=[20], corpus="random_tokens", tokens=96, documents=2
-        )
-        (left,) = found.summary["left_out"]
-        assert "layers that see 20 tokens; the policy holds 21" in left["reason"]
+
+ROWS = torch.randint(4, 40, (4, 160), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    torch.manual_seed(0)
+    return wrap_model(build(ZOO["llama"], "sdpa").eval())
+
+
+@pytest.fixture(scope="module")
+def entries(loaded):
+    return quantized_caches(loaded, ROWS, ["int8", "int4"], 32)
+
+
+def test_every_set_of_whole_tokens_is_compared_with_the_same_cache_unrounded(loaded, entries):
+    model = loaded.model
+    for entry in entries:
+        rows = ROWS if entry.window else ROWS[:, :64]  # as many as the model was made for
+        window = entry.window or 64
+        pinned = tuple(entry.positions)
+        policy = Pinned(pinned=pinned, window=window) if pinned else SinkWindow(num_sinks=0, window=window)
+        chunk = rows.shape[1] // 8
+        rounded = losses(model, rows, policy, chunk=chunk, quantized=entry.quantized)
+        expected = estimate(rounded - losses(model, rows, policy, chunk=chunk)).mean
+        # Unrounded, what is pinned changes only the order of float32 sums: some 1e-6 of a loss of 4.
+        assert entry.gap.mean == pytest.approx(expected, abs=1e-5)
+        assert entry.gap.low < entry.gap.mean < entry.gap.high
+        assert entry.tokens == rows.shape[1]
+
+
+def test_sets_of_the_same_tokens_are_one_row_and_the_last_row_is_bounded(entries):
+    kinds = [entry.quantized for entry in entries]
+    assert kinds == ["int8", "int4"] * (len(entries) // 2)
+    assert [entry.window for entry in entries] == [None] * (len(entries) - 2) + [32, 32]
+    held = [tuple(entry.positions) for entry in entries if entry.window is None and entry.quantized == "int8"]
+    assert len(set(held)) == len(held)
+    assert {(), (0, 1, 2, 3)} <= set(held)
+
+
+def test_integers_of_eight_bits_are_nearer_than_those_of_four_and_take_more_bytes(entries):
+    for eight, four in zip(entries[::2], entries[1::2], strict=True):
+        assert abs(eight.gap.mean) < 0.01
+        assert four.bytes_ratio < eight.bytes_ratio < 1
+
+
+def test_rows_of_the_table_say_what_is_held_and_what_is_whole(entries):
+    gaps = [row for row in quantized_rows(entries, len(ROWS)) if row["metric"].name == "cache_quantization_gap"]
+    assert [row["value"] for row in gaps] == [entry.gap.mean for entry in entries]
+    assert len({row["policy"] for row in gaps}) == len(gaps)
+    assert gaps[-1]["policy"].startswith("int4, window of 32, whole: ")
+    assert [row["count"] for row in gaps] == [ROWS[:, : entry.tokens].numel() - len(ROWS) for entry in entries]  # predicted
+
+
+def test_a_planted_activation_is_found_where_it_stands():
+    model = build(ZOO["llama"], "sdpa").eval()
+    rows = ROWS.clone()
+    rows[:, 5] = 3
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3] = 0.0
+        model.get_input_embeddings().weight[3, 3] = 1e4
+    assert _largest(model, rows) == (5,)
+
+
+def test_what_cannot_be_rounded_is_refused_in_a_line():
+    loaded = load_model("embedded:softmax")
+    with pytest.raises(ConfigurationError, match="`quantized` 'int3' is none of int8, int4"):
+        compare_policies(loaded, quantized=["int8", "int3"])
+    with pytest.raises(ConfigurationError, match="`quantized` is for policies whose tokens stay in their slots; 'recompute'"):
+        open_reader(loaded.model, "recompute", quantized="int8")
+
+
+def test_a_model_that_cannot_have_integers_is_refused_before_anything_is_compared(tmp_path):
+    model = wrap_model(build(ZOO["bloom"], "eager").eval())
+    said = []
+    model.model.register_forward_hook(lambda *_: said.append(1))
+    with pytest.raises(ConfigurationError, match="`quantized` is for keys in slots; BloomForCausalLM"):
+        compare_policies(
+            model, corpus="random_tokens", policies=["window", "sink_window"], windows=[8], sinks=[0, 1], tokens=40,
+            documents=2, quantized=["int8"], out=tmp_path / "out",
+        )  # fmt: skip
+    assert len(said) <= 2  # loading and reading the positions at most
+
+
+def test_which_tokens_must_stay_whole_is_said():
+    def entry(kind, whole, positions, low, high, window=None):
+        return QuantizedEntry(kind, whole, positions, window, 512, Difference((low + high) / 2, low, high), 0.5)
+
+    measured = [
+        entry("int8", "nothing", [], -0.002, 0.005),
+        entry("int4", "nothing", [], -0.111, 0.004),  # a loss that falls is a change, too
+        entry("int4", "the first 4 tokens", [0, 1, 2, 3], -0.01, 0.012),
+        entry("int4", "the sinks found", [0], -0.016, 0.006),
+        entry("int4", "the sinks found", [0], -0.5, 0.5, window=128),  # of another question
+        entry("int2", "nothing", [], 0.1, 0.2),
+    ]
+    eight, four, two = (must_stay_whole(measured, kind) for kind in ("int8", "int4", "int2"))
+    assert eight == "int8: no token must stay in full precision; the loss changes by 0.0050 nats at most."
+    assert four == "int4: keep position 0 (the sinks found) in full precision; the loss changes by 0.0160 nats at most."
+    assert two.startswith("int2: none are shown whose full precision keeps the change below 0.02 nats")
+    rare = "A cost in fewer than one text in 2 may not show in these 8."
+    assert [block.text for block in list(show_quantized(measured, 8))[1:]] == [eight, four, two, rare]
+    # Alone in a bounded cache, or where nothing is shown to be harmless, there is no such verdict.
+    bounded = dataclasses.replace(measured[0], window=128)
+    assert list(show_quantized([bounded, measured[-1]], 8))[-1].text.endswith("read more texts.")
+
+
+@pytest.fixture(scope="module")
+def sliding():
+    torch.manual_seed(0)
+    model = build(ZOO["mistral"], "sdpa").eval()
+    model.config.sliding_window = 24
+    return wrap_model(model)
+
+
+def test_of_a_model_with_a_window_no_more_is_held_than_all_layers_see(sliding):
+    """24 slots are 19 tokens, four that are pinned besides, and the one at hand; the bounded row has what its sinks leave."""
+    entries = quantized_caches(sliding, ROWS, ["int8"], 23)
+    sinks = entries[-1].positions
+    assert [entry.tokens for entry in entries] == [19] * (len(entries) - 1) + [160]
+    assert [entry.window for entry in entries] == [None] * (len(entries) - 1) + [23 - len(sinks)]
+    first = next(entry for entry in entries if entry.positions == [0, 1, 2, 3])
+    held, rows = Pinned(pinned=(0, 1, 2, 3), window=19), ROWS[:, :19]
+    rounded = losses(sliding.model, rows, held, chunk=2, quantized="int8")
+    # With nothing evicted the cache in full precision is dense attention.
+    assert first.gap.mean == pytest.approx(estimate(rounded - losses(sliding.model, rows, "full")).mean, abs=1e-5)

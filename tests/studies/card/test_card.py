@@ -11,10 +11,10 @@ import torch
 from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
-from sinklab.results.blocks import Grid, Say, markdown, plain
+from sinklab.results.blocks import plain
 from sinklab.results.run import Run
 from sinklab.results.table import make_table, read_run, write_json
-from sinklab.studies.card.reproduction import command_of, public_name, public_spec
+from sinklab.studies.card.card import command_of, public_name, public_spec
 from sinklab.studies.origin.origin import find_origin
 from sinklab.studies.quantize.quantize import quantize
 
@@ -45,13 +45,6 @@ def test_the_card_of_a_comparison(runs, checkpoint):
         assert f"{entry['loss']:.3f}" in printed
     # Where it lay on this machine is nobody's business; the command would make nothing again without it.
     assert str(checkpoint.parent) not in printed.replace(printed.split("```")[1], "")
-
-
-def test_the_card_of_an_audit(runs):
-    printed = run("card", runs / "audit").stdout
-    summary = read_run(runs / "audit", "summary.json")
-    assert f"{summary['loss']:.3f} nats per token" in printed
-    assert "3 samples of 12 tokens" in printed
 
 
 @pytest.mark.parametrize("kind", ["cache", "audit"])
@@ -87,20 +80,6 @@ def test_the_card_of_depend(checkpoint, tmp_path):
     assert read_run(tmp_path / "again", "summary.json") == first
 
 
-def test_the_command_has_the_corpus_of_all_tasks(checkpoint, tmp_path):
-    """And a name with a space and a comma in it, which a shell and a list of tasks could divide."""
-    book = tmp_path / "my, book.txt"
-    book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
-    settings = ["--window", "70", "--policies", "full", "--items", "3"]
-    tasks = ["--task", "long_text:contexts=[1.0,2.0],passkey:distances=[]"]
-    run("depend", checkpoint, *tasks, "--corpus", book, *settings, "--out", tmp_path / "first")
-    text = run("card", tmp_path / "first").stdout
-    words = shlex.split(text.split("```")[1].removeprefix("console\n"))
-    assert str(tmp_path) not in text.replace(text.split("```")[1], "")
-    run(*words[1:], "--out", tmp_path / "again")
-    assert read_run(tmp_path / "again", "summary.json") == read_run(tmp_path / "first", "summary.json")
-
-
 def test_the_command_measures_what_the_comparison_did_and_no_more(checkpoint, tmp_path):
     """By default some policies are taken at the largest size alone."""
     sizes = ["--corpus", "random_tokens", "--tokens", "100", "--documents", "2", "--window", "8,20", "--sinks", "0,1"]
@@ -130,11 +109,6 @@ def test_specs_keep_all_but_the_folders(spec, public):
     assert public_spec(spec) == public
 
 
-def test_json_has_all_of_it(runs):
-    record = json.loads(run("card", runs / "audit", "--json").stdout)
-    assert record["text"].startswith("## Attention sinks")
-
-
 MEASURE = ["--probe", "entropy", "--samples", "3", "--seq-len", "12"]
 
 
@@ -158,20 +132,6 @@ def test_the_command_names_the_corpus_as_it_was_read(checkpoint, tmp_path, monke
         assert first["token_sha256"] == again["token_sha256"]
         hashes.add(first["token_sha256"])
     assert len(hashes) == len(specs)
-
-
-def test_domains_are_named_as_they_were_read(checkpoint, tmp_path):
-    (tmp_path / "lines.txt").write_text("\n".join(f"a{number}" for number in range(60)))
-    settings = ["--texts", "12", "--seq-len", "12", "--heads", "0.0", "--no-experiments"]
-    domains = f"records:path={tmp_path}/lines.txt,random_tokens"
-    run("causes", checkpoint, *settings, "--sink", "0", "--corpus", domains, "--out", tmp_path / "causes")
-    card = run("card", tmp_path / "causes").stdout
-    words = shlex.split(card.split("```")[1].removeprefix("console\n"))
-    assert f'--domains=records:path="{tmp_path}/lines.txt",random_tokens' in words
-    # The option counts the texts of each domain, and the summary all of them.
-    assert "--texts=12" in words
-    record, summary = (read_run(tmp_path / "causes", file) for file in ("run.json", "summary.json"))
-    assert (record["config"]["texts"], summary["texts"]) == (12, 24)
 
 
 def test_inputs_of_python_have_no_command(checkpoint, tmp_path):
@@ -238,12 +198,6 @@ def test_bad_input(tmp_path, record, message):
     assert message in said
     assert said.count("\n") == 1
     assert "is not there" in run("card", tmp_path / "none", status=2).stderr
-
-
-def test_names_are_no_markup():
-    text = markdown([Say("“<|bos|>” [1](x)"), Grid(["a|b"], [["`*x*`"]])])
-    assert text.splitlines()[0] == "“&lt;|bos|&gt;” \\[1\\](x)"
-    assert "| \\`\\*x\\*\\` |" in text
 
 
 @pytest.mark.parametrize(

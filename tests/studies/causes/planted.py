@@ -21,8 +21,7 @@ from sinklab.operations.softmax import Softmax
 from sinklab.sinks import Head, Sinks, find_sinks
 from sinklab.studies.causes import engine
 from sinklab.studies.causes.samples import Samples, token_samples
-from sinklab.studies.theory.trigger_bounds import softmax_solution
-from sinklab.studies.theory.trigger_task import trigger_batch
+from sinklab.studies.theory.trigger_bounds import softmax_solution, trigger_batch
 
 
 def sinks_of(model: nn.Module, samples: Samples, **settings: Any) -> Sinks:

@@ -13,7 +13,7 @@ from sinklab.attention.operation import repeat_groups
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.results.intervals import Interval
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab.results.table import make_table
 from sinklab.studies.causes.key_bias import _Scores, key_bias, rows
 from sinklab.studies.causes.readout import NextToken

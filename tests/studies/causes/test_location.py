@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab.results.table import make_table
 from sinklab.studies.causes.experiment import most_frequent
 from sinklab.studies.causes.location import location, rows

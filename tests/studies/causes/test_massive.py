@@ -11,7 +11,7 @@ from tests.studies.causes.planted import by_name, sinks_of, small_lm
 
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.results.record import to_json
+from sinklab.results.sections import to_json
 from sinklab.results.table import make_table
 from sinklab.studies.causes.massive import _points, massive_activations, rows
 from sinklab.studies.causes.samples import Samples, token_samples

@@ -13,7 +13,7 @@ from sinklab import find_causes
 from sinklab.errors import InputError, ResultError
 from sinklab.results.blocks import Grid, HeadMap, Marks, Say, markdown
 from sinklab.results.html import html
-from sinklab.results.record import from_json, to_json
+from sinklab.results.sections import from_json, to_json
 from sinklab.results.table import write_json
 from sinklab.studies.audit.page import write_report
 from sinklab.studies.causes import SECTION

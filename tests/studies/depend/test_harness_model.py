@@ -202,7 +202,7 @@ def test_what_texts_share_is_read_once_and_scores_are_those_of_each_text_alone(s
         "read",
         lambda self, tokens, *rest, **named: (counted.append(tokens.numel()), read(self, tokens, *rest, **named))[1],
     )
-    shared = Beginnings(20)
+    shared, totals = Beginnings(20), list[int]()
     for given in (None, shared, shared):  # the second time the beginnings are there
         counted.clear()
         fast = PolicyLM(small, policy, beginnings=given)._answers(texts)
@@ -210,6 +210,9 @@ def test_what_texts_share_is_read_once_and_scores_are_those_of_each_text_alone(s
         assert [greedy for _, greedy in fast] == [greedy for _, greedy in slow]
         if policy["name"] != "recompute":
             assert sum(counted) < sum(len(context) + len(choice) for context, choice in texts) / 1.5
+        totals.append(sum(counted))
+    if policy.get("window") != 1 and policy["name"] != "recompute":  # what sees all of the first tokens, pinned ones or none
+        assert totals[0] - totals[2] >= 2 * 20
 
 
 def test_bos_is_counted_and_not_doubled(small):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 
 import pytest
@@ -18,14 +17,12 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.losses import IGNORED, guess_warning, hide_tokens
 from sinklab.results.blocks import HeadMap
 from sinklab.results.intervals import Interval
-from sinklab.results.record import from_json, to_json
+from sinklab.results.sections import to_json
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments, sample_losses
-from sinklab.studies.origin.ablation import Edit, new_values, run_edits
-from sinklab.studies.origin.decomposition import decompose, writer_of
-from sinklab.studies.origin.found import Origins
+from sinklab.studies.origin.ablation import Edit, decompose, new_values, run_edits, writer_of
+from sinklab.studies.origin.found import SECTION, finding, grade, heads_that_lose
 from sinklab.studies.origin.measurement import _kept, _share, locate_origins
-from sinklab.studies.origin.show import SECTION, finding, grade, heads_that_lose
 from sinklab.studies.origin.structure import find_structure
 from sinklab.studies.origin.tracing import OriginSetting, _rises, largest_over_median, measure_growth
 
@@ -135,37 +132,6 @@ def test_a_planted_neuron_is_found_with_its_channel(samples):
     assert found.error < 1e-6  # float32 products against float64 sums of 48 terms
 
 
-def test_a_hybrid_says_in_which_blocks_its_heads_are(samples):
-    """Two convolutions, then two blocks of attention, whose heads look for what the second MLP writes at the first token."""
-    torch.manual_seed(0)
-    kinds = ["conv", "conv", "full_attention", "full_attention"]
-    config = T.Lfm2Config(
-        **{**SIZES, "num_hidden_layers": 4}, **ENDS, num_key_value_heads=4, block_auto_adjust_ff_dim=False, layer_types=kinds
-    )
-    model = T.Lfm2ForCausalLM(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.fill_(1.0) if "norm" in name else parameter.normal_(std=0.02)
-        embedding, mlp = model.model.embed_tokens.weight, model.model.layers[1].feed_forward
-        embedding[:, CONSTANT], embedding[:, [SPIKE, MARK]], embedding[0, MARK] = 1.0, 0.0, 1.0
-        plant((mlp.w1, mlp.w3, mlp.w2), reads=MARK, channel=SPIKE, writes=3.0)
-        for layer in model.model.layers[2:]:
-            attention = layer.self_attn
-            attention.q_layernorm.weight.fill_(4.0), attention.k_layernorm.weight.fill_(4.0)
-            for head in range(4):
-                query, key = attention.q_proj.weight[8 * head : 8 * head + 8], attention.k_proj.weight[8 * head : 8 * head + 8]
-                query.zero_(), key.zero_()
-                query[3, CONSTANT], key[3, SPIKE], key[2, CONSTANT] = 6.0, 20.0, 0.5
-    summary = locate_origins(model, samples, Sinks.at(0), controls=1)[0]
-    (found,) = summary.origins
-    assert (found.block, [unit.unit for unit in found.units]) == (1, [NEURON])
-    assert {head.layer for head in found.heads} == {0, 1}
-    note = "Of 4 blocks 2 have attention (2, 3), and heads are numbered by these: 0.0 is the first head of block 2."
-    assert note in summary.notes
-    plain = locate_origins(planted(writes=3.0, reads=SPIKE), samples, Sinks.at(0), controls=1)[0]
-    assert not any("have attention" in text for text in plain.notes)
-
-
 @pytest.mark.parametrize(
     ("reads", "says"),
     [
@@ -256,14 +222,6 @@ def test_a_rise_is_a_doubling_and_between_two_the_level_halves(ratios, rises):
     assert _rises([math.log(max(ratio, 1)) for ratio in ratios]) == rises
 
 
-def test_nothing_is_said_of_a_spike_where_there_is_none(samples):
-    """The write is too small for a jump of the norm; channel 0, which is 1 everywhere, is 60 times the median."""
-    found = origin_of(planted(writes=0.05, reads=SPIKE), samples)
-    assert (found.by, found.units, found.spiked) == ("none", [], False)
-    assert found.spike > 50
-    assert "spike" not in found.verdict
-
-
 def test_findings_follow_the_intervals(samples):
     found = origin_of(planted(writes=3.0, reads=SPIKE), samples, controls=1)
     assert [grade(Interval(*ends)) for ends in ((0.1, 0.0, 0.2), (0.3, 0.2, 0.45), (0.9, 0.8, 1.0), (0.2, -0.1, 0.6))] == [
@@ -288,12 +246,6 @@ def test_findings_follow_the_intervals(samples):
     assert heads_that_lose(differing) == ([heads[0]], [heads[1]], [heads[2]])
     assert "the sink goes in 1 of 3 heads" in finding(differing)
     assert all(head.kept.low <= head.kept.mean <= head.kept.high < 0.25 for head in found.heads if head.own)
-
-
-def test_what_was_found_is_read_back_as_it_was(samples):
-    found, _ = locate_origins(planted(writes=3.0, reads=SPIKE), samples, Sinks.at(0), controls=1)
-    stored = json.loads(json.dumps(to_json(found), allow_nan=False))
-    assert from_json(Origins, stored, "") == found
 
 
 def test_a_spike_at_another_place_is_none_of_the_sink():
@@ -326,16 +278,6 @@ def test_the_largest_value_is_that_of_the_place_or_of_tokens_without_a_role(padd
     assert here.tolist() == [True, False]
 
 
-def test_intervals_of_what_is_kept_take_both_means_of_the_same_samples():
-    found = origin_of(planted(writes=3.0, reads=SPIKE), Samples.of_tokens(tokens(24)), controls=1)
-    constant = found.edit("units", "constant")  # of one token in all texts: nothing changes, whatever the texts
-    for kept in (constant.weight_kept, constant.spike_kept):
-        assert kept.mean == pytest.approx(1.0, abs=1e-3)
-        assert kept.high - kept.low < 1e-3
-    zero = found.edit("units", "zero").spike_kept  # what is left does not grow with the spike, which varies by text
-    assert zero.high > zero.low
-
-
 def test_the_share_that_is_kept_is_in_its_interval():
     generator, holds = torch.Generator().manual_seed(0), 0
     for _ in range(100):
@@ -344,19 +286,6 @@ def test_the_share_that_is_kept_is_in_its_interval():
         share = _share(edited, clean)
         holds += share.low <= 0.5 <= share.high
     assert holds >= 88  # 95 % of 100 less three standard errors; with the clean mean taken as known it was some 20
-
-
-def test_a_token_that_some_samples_lack_is_followed_in_the_others():
-    """The first of a token: a mean over samples of which some have none was no number, and its record no JSON."""
-    ids = tokens(samples=8)
-    ids[::2, 0] = 3  # without it
-    model, sinks = planted(writes=3.0, reads=SPIKE), Sinks.at(Sink(kind="token", token=0, text="<s>"))
-    (found,) = locate_origins(model, Samples.of_tokens(ids), sinks)[0].origins
-    (alone,) = locate_origins(model, Samples.of_tokens(ids[1::2]), sinks)[0].origins
-    json.dumps(to_json(found), allow_nan=False)
-    assert (found.by, found.block, found.sublayer) == ("norm", 0, "mlp")
-    assert found.units[0].unit == NEURON
-    assert found.norm == pytest.approx(alone.norm, rel=1e-5)
 
 
 def test_spikes_and_losses_of_a_token_are_those_of_the_samples_that_have_it():
@@ -484,13 +413,6 @@ def test_parts_sum_to_the_write_and_edits_are_exact_in_every_family(name, sample
 def test_sums_of_half_precision_are_seen_as_the_model_rounds_them(name, samples):
     model = family(name).bfloat16()
     assert setting_of(model, samples).structure.unsplit == []
-
-
-def test_a_layer_that_is_called_twice_is_two_blocks():
-    model, shown = family("albert"), Samples.of_tokens(tokens())
-    structure = setting_of(model, shown).structure
-    assert [block.name.rpartition("layers.0")[2] for block in structure.blocks] == ["", " (call 1)"]
-    assert len({block.module for block in structure.blocks}) == 1
 
 
 def test_a_silenced_neuron_is_a_column_of_zeros_and_batches_change_nothing(samples):
@@ -630,18 +552,6 @@ def test_what_a_head_keeps_of_its_sink_has_its_own_interval():
     assert _kept(uniform, uniform, clean) is None
 
 
-def test_rows_name_their_metrics_and_the_place(samples):
-    _, rows = locate_origins(planted(writes=3.0, reads=SPIKE), samples, Sinks.at(0), controls=2)
-    names = {row["metric"].name for row in rows}
-    assert {"place_norm_ratio", "unit_write", "channel_write", "spike_times_median", "place_weight"} <= names
-    assert {"origin_loss_change", "origin_loss_change_low"} <= names
-    assert {row["sink"] for row in rows} == {"position 0"}
-    # Who counts heads and positions in the table, as the page does, must find none but the model's.
-    assert max(row.get("head", 0) for row in rows) < 4
-    assert not any("key_position" in row for row in rows)
-    assert all(", unit " in row["module"] for row in rows if row["metric"].name == "unit_write")
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_losses_of_padded_texts_are_those_of_the_texts_alone(side):
     """Padding is no next token, and nothing is predicted from it."""
@@ -657,20 +567,6 @@ def test_losses_of_padded_texts_are_those_of_the_texts_alone(side):
     scored = ~found.isnan()
     assert scored.sum(1).tolist() == [11, 11]
     torch.testing.assert_close(found[scored].view(2, 11), alone, rtol=0, atol=1e-5)
-
-
-def test_texts_have_room_in_the_model():
-    """Longer ones than a table of positions are refused, and ones longer than it was trained on are said to be that."""
-    torch.manual_seed(0)
-    model = T.GPT2LMHeadModel(T.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=11, **ENDS)).eval()
-    with pytest.raises(ConfigurationError, match="has embeddings for 11 positions and a text has 12 tokens"):
-        find_origin(model, inputs=tokens())
-    for length in (12, 13):
-        model = T.LlamaForCausalLM(T.LlamaConfig(**SIZES, **ENDS, max_position_embeddings=12)).eval()
-        notes = find_origin(model, inputs=tokens(length=length), controls=1).summary["notes"]
-        assert any(note.startswith("The samples have 13 tokens and the model was made for 12") for note in notes) == (
-            length > 12
-        )
 
 
 def test_samples_of_ones_own_are_ids_what_a_tokenizer_returns_or_samples():

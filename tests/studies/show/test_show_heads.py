@@ -99,23 +99,6 @@ def test_under_a_window_no_position_is_seen_by_half_of_the_queries():
     assert view.finding == "On this text no position is seen by half of the queries, so none can be a sink."
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [(3, "; 2 other places"), (12, "; 11 other places")],
-)
-def test_the_finding_counts_all_positions(keys, said):
-    """One head of a layer each for as many positions: of twelve, three are named, eight listed, and all counted."""
-    weights = np.full((1, keys, 1, keys), 0.0, np.float32)
-    weights[0, np.arange(keys), 0, np.arange(keys)] = 0.5
-    seen = np.full((1, keys, keys), 4, np.float32)
-    known = Received([str(i) for i in range(keys)], weights, seen, np.full((1, keys), 4), np.full((1, keys, 1), np.nan))
-    sites = [(i, str(i), "") for i in range(keys)]
-    view = head_view(sites, about=Shown(model="toy"), operation="softmax", received=known)
-    assert len(view.sinks) == min(keys, 8)
-    assert f"1 of {keys} heads give position 0 more than 0.3" in view.finding
-    assert said in view.finding
-
-
 def test_a_tie_with_the_threshold_is_no_sink_on_the_page_either():
     """Ten float32 weights of 1/10 add up to a little more than 1: a mean of 0.3 that rounding lifts is not above 0.3."""
     weights = np.zeros((1, 2, 1, 4), np.float32)
@@ -135,14 +118,6 @@ def test_the_page_has_tokens_heads_and_maps(loaded, view):
     assert [len(data["grid"]), data["heads"], data["maps"]["tile"]] == [2, 2, 1]
     assert data["maps"]["rows"] == len(ids)
     assert html.escape(view.finding, quote=False) in view.html.replace("&#34;", '"')
-
-
-def test_in_a_notebook_it_is_one_frame(view):
-    frame = view._repr_html_()
-    assert frame.startswith("<iframe srcdoc='<!doctype html>")
-    assert frame.count("<iframe") == 1
-    assert "'" not in frame[len("<iframe srcdoc='") : frame.index("' style=")]
-    assert not re.search(r"(?:src|href)=[\"']?http", frame)
 
 
 def test_saving(view, tmp_path):
@@ -170,21 +145,6 @@ def test_a_session_shows_what_it_measured(loaded):
     # The page rounds to five digits.
     np.testing.assert_allclose(np.ravel(entropy["values"]), table["value"].to_numpy(float), rtol=1e-4)
     assert data["maps"] is not None
-
-
-def test_cross_attention_without_an_encoder_is_said_not_to_be_drawn(loaded):
-    from transformers import BertConfig, BertLMHeadModel
-
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 300}
-    model = BertLMHeadModel(BertConfig(**sizes, is_decoder=True, add_cross_attention=True)).eval()
-    page = sinklab.show(model, TEXT[:60], tokenizer=make_tokenizer()).html
-    said = "Cross-attention is not drawn: it "
-    assert f"{said}did not run, since no states of an encoder were given." in page
-    with torch.no_grad(), attend(model, [AttentionMaps()]) as session:
-        model(input_ids=torch.arange(8)[None], encoder_hidden_states=torch.randn(1, 5, 16))
-    assert {site.kind for site in session.sites} == {"self", "cross"}
-    assert f"{said}attends to the states of an encoder outside of this model." in session.show().html
-    assert "Cross-attention" not in sinklab.show(loaded, TEXT[:60]).html
 
 
 def test_a_session_without_maps_shows_numbers(loaded):
@@ -306,14 +266,6 @@ def test_source_and_target_are_shown_apart():
         sinklab.show(wrap_model(make_sinklm(), tokenizer), "x", target="y")
 
 
-def test_a_text_so_short_that_an_even_share_passes_is_said():
-    warning = "looks at all keys alike gives the first position"
-    short, enough = (sinklab.show("embedded:softmax", "x", seq_len=16).html, sinklab.show("embedded:softmax", TEXT).html)
-    assert f"In texts of 2 tokens a head that {warning} 0.75 of its attention, more than 0.3" in html.unescape(short)
-    assert "from 10 tokens on it does not" in short
-    assert warning not in enough
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_not_shown(loaded, side):
     """Texts of 9, 5 and 7 tokens in one batch have the columns, maps and tokens that they have one by one."""
@@ -347,19 +299,6 @@ def test_several_documents_in_a_row_have_no_map(loaded):
     said = "a row holds several documents, whose positions an attention map cannot tell apart"
     with pytest.raises(SessionError, match=said), torch.no_grad(), attend(loaded.model, [AttentionMaps()]):
         loaded.model(input_ids=positions + 10, position_ids=positions, use_cache=False)
-
-
-def test_modules_with_windows_in_the_batch_have_no_maps_in_common():
-    """Swin cuts a picture into windows, fewer of them in each stage: heads are shown, without maps."""
-    from transformers import SwinConfig, SwinModel
-
-    torch.manual_seed(0)
-    model = SwinModel(SwinConfig(image_size=16, patch_size=2, window_size=2, embed_dim=8, depths=[1, 1], num_heads=[2, 2]))
-    with torch.no_grad(), attend(model.eval(), [AttentionMaps()]) as session:
-        model(pixel_values=torch.randn(2, 3, 16, 16))
-    data = data_of(session.show())
-    assert data["maps"] is None
-    assert len(data["grid"]) == data["heads"] == 2
 
 
 @pytest.mark.parametrize(

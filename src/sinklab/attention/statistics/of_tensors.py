@@ -14,7 +14,7 @@ from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import operations
-from sinklab.results.requirements import require_number
+from sinklab.results.environment import require_number
 
 __all__ = ["attention_statistics"]
 

@@ -28,8 +28,6 @@ from sinklab.studies.arguments import (
     command,
 )
 
-__all__ = ["audit"]
-
 Included: Any = dataclasses.make_dataclass(
     "Included",
     [(section.name, Annotated[bool, Doc(section.help)], section.default) for section in sections().values()],

@@ -5,32 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sinklab.results.blocks import names, number, percent
+from sinklab.results.blocks import counted, names, number, percent, quote
 from sinklab.results.intervals import MOST
-from sinklab.results.naming import counted, quote
-
-__all__ = [
-    "LEAST_SHARE_OF_HEADS",
-    "MANY_HEADS",
-    "AuditFound",
-    "Condition",
-    "Place",
-    "Places",
-    "PositionOfSink",
-    "Reading",
-    "SinksFound",
-    "TokenOfSink",
-    "bos_words",
-    "condition_name",
-    "finding",
-    "is_of_few",
-    "layers_words",
-    "loss_unit",
-    "place_and_token",
-    "samples_of",
-    "worth_words",
-]
-
 
 MANY_HEADS = 48
 """Heads from which on a headline says in which layers they are; of fewer the tables are read at a glance."""

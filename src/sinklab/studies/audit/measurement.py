@@ -30,13 +30,11 @@ from sinklab.models.tokenizer import kind_of
 from sinklab.probes._shared import SinkProbe
 from sinklab.registry import probes as probe_registry
 from sinklab.report.maps import PICTURES_FILE
-from sinklab.results.blocks import names
+from sinklab.results.blocks import counted, front_names, names
 from sinklab.results.metric import definitions
-from sinklab.results.naming import counted, front_names
 from sinklab.results.progress import PartOf, plan
-from sinklab.results.record import to_json
 from sinklab.results.run import Progress
-from sinklab.results.sections import Context, sections
+from sinklab.results.sections import Context, sections, to_json
 from sinklab.results.table import append
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.studies.audit.found import bos_words
@@ -52,8 +50,6 @@ from sinklab.studies.measure.probing import (
     run_probes,
     uses_bos,
 )
-
-__all__ = ["Audited", "measure_audit", "write_arrays"]
 
 MAP_SAMPLES = 3
 MAP_TILES = 64

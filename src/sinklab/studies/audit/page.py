@@ -1,4 +1,4 @@
-"""The page of an audit: one self-contained HTML file made from its output directory; it needs no network to be read."""
+"""The page of an audit, and the output directory that it is made from: run record, what was found, numbers and maps."""
 
 from __future__ import annotations
 
@@ -11,33 +11,94 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sinklab.report.maps import HEAD_NUMBERS, Maps, add_maps, picture_data
+from sinklab.report.maps import (
+    HEAD_NUMBERS,
+    Maps,
+    add_maps,
+    bins_of,
+    pack_unsigned,
+    picture_data,
+    pool_positions,
+    read_maps,
+    round_list,
+    round_matrix,
+    rounded,
+)
 from sinklab.report.numbers import Numbers, layer_name
-from sinklab.report.pack import bins_of, pack_unsigned, pool_positions, round_list, round_matrix, rounded
 from sinklab.report.page import facts_of, json_text, render, require_kind, write_blocks_page, write_page
-from sinklab.results.blocks import Bar, Cell, Grid, number, percent
+from sinklab.results.blocks import Bar, Cell, Grid, counted, number, percent
 from sinklab.results.html import html
-from sinklab.results.naming import counted
-from sinklab.results.sections import sections
+from sinklab.results.sections import from_json, sections
 from sinklab.results.table import read_run
-from sinklab.studies.audit.folder import Audit, View, read_audit
-from sinklab.studies.audit.found import Place, condition_name, loss_unit, place_and_token, samples_of
+from sinklab.studies.audit.found import AuditFound, Place, SinksFound, condition_name, loss_unit, place_and_token, samples_of
 from sinklab.studies.audit.show import conditions_grid, remarks, section_blocks, sinks_grid
 
-__all__ = [
-    "DEFINITIONS",
-    "FRAME_BUDGET",
-    "LOOKS",
-    "PAGE_BUDGET",
-    "frame_report",
-    "head_rates",
-    "headline",
-    "layer_figures",
-    "layer_table",
-    "look_of",
-    "render_report",
-    "write_report",
-]
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A model, or a part of an encoder–decoder: the sinks that were found, and the numbers of the table."""
+
+    found: SinksFound
+    numbers: Numbers
+
+    @property
+    def part(self) -> str:
+        """Empty where the model has no parts."""
+        return self.found.part
+
+    def rate(self, name: str) -> float | None:
+        """The whole model's number under one definition of a sink rate, in percent, whatever unit the table has."""
+        value, rows = self.numbers.whole("sink_rate", name, position=0), self.numbers.rows("sink_rate", name)
+        return None if value is None or rows is None else value if rows.unit == "percent" else 100 * value
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """Everything a page is made from.
+
+    Attributes:
+        summary: ``summary.json``, in which the sections are.
+        views: each part of an encoder–decoder; of another model one for the whole.
+    """
+
+    folder: Path
+    run: dict[str, Any]
+    summary: dict[str, Any]
+    found: AuditFound
+    numbers: Numbers
+    views: list[View]
+    maps: Maps | None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings of the run."""
+        config: dict[str, Any] = self.run["config"]
+        return config
+
+    @property
+    def num_positions(self) -> int:
+        """Number of positions that the page must be able to show."""
+        return max(self.numbers.max_position + 1, self.maps.seq_len if self.maps else 0)
+
+
+def read_audit(folder: Path) -> Audit:
+    """Read the output directory of an audit.
+
+    Raises:
+        InputError: the run is of another command; a file is missing or is not what its name says (``maps.safetensors`` may be
+            absent).
+        ResultError: the summary, the table or the maps do not follow their schema.
+    """
+    folder = Path(folder)
+    run = read_run(folder)
+    require_kind(run, folder, "audit")
+    summary = read_run(folder, "summary.json")
+    found = from_json(AuditFound, summary, folder / "summary.json")
+    table, config = folder / "table.parquet", run["config"]
+    numbers = Numbers(table, config)
+    views = [View(part, Numbers(table, config, part.part)) for part in found.parts] or [View(found, numbers)]
+    return Audit(folder, run, summary, found, numbers, views, read_maps(folder / "maps.safetensors"))
+
 
 PAGE_BUDGET = 10_000_000
 """Bytes that a page stays below, also for 32 × 32 heads and 4,096 tokens."""
@@ -269,10 +330,7 @@ def candidates_of(audit: Audit) -> NDArray[np.int64]:
 
 
 def _own_sinks(
-    audit: Audit,
-    rates: NDArray[np.float64] | None,
-    received: NDArray[np.float64] | None,
-    candidates: NDArray[np.int64],
+    audit: Audit, rates: NDArray[np.float64] | None, received: NDArray[np.float64] | None, candidates: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Each head's own sink position; the model's strongest where the head has none. ``(modules, num_heads)``."""
     main = audit.found.main

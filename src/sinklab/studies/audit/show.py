@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sinklab.results.blocks import Bar, Block, Facts, Grid, Heading, Say, number, percent
+from sinklab.results.blocks import Bar, Block, Facts, Grid, Heading, Say, counted, number, percent
 from sinklab.results.intervals import LEAST_SHARE, LEVEL
-from sinklab.results.naming import counted
-from sinklab.results.record import from_json
-from sinklab.results.sections import sections
+from sinklab.results.sections import from_json, sections
 from sinklab.studies.audit.found import (
     LEAST_SHARE_OF_HEADS,
     MANY_HEADS,
@@ -26,8 +24,6 @@ from sinklab.studies.audit.found import (
     place_and_token,
     samples_of,
 )
-
-__all__ = ["conditions_grid", "facts", "remarks", "section_blocks", "show", "sinks_grid"]
 
 LISTED = 5
 """Places that a terminal lists besides the strongest; summary.json has more, the table all."""
@@ -147,12 +143,7 @@ def remarks(found: AuditFound) -> list[str]:
 
 def sinks_grid(found: AuditFound) -> Grid:
     """Every place of the sinks, with its heads; also those that are nearly sinks."""
-    kinds = {
-        "sinks": "sink",
-        "followed": "looked at",
-        "silent": "only as a share of its row",
-        "weak": "in too few samples",
-    }
+    kinds = {"sinks": "sink", "followed": "looked at", "silent": "only as a share of its row", "weak": "in too few samples"}
     rows = [
         [
             f"{view.part}: {place_and_token(place)}" if view.part else place_and_token(place),

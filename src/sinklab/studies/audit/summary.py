@@ -18,9 +18,9 @@ from sinklab.corpora.samples import Samples
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
 from sinklab.models.positions import length_warnings
+from sinklab.results.blocks import counted, front_warning, head_numbering
 from sinklab.results.intervals import mean_interval
-from sinklab.results.naming import counted, front_warning, head_numbering
-from sinklab.results.record import from_json
+from sinklab.results.sections import from_json
 from sinklab.sinks import Sink, Sinks
 from sinklab.sinks.places import enough_documents
 from sinklab.studies.audit.found import (
@@ -36,8 +36,6 @@ from sinklab.studies.audit.found import (
     finding,
     worth_words,
 )
-
-__all__ = ["Measured", "summarize"]
 
 SUMMARY_VERSION = 1
 

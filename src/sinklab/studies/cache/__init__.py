@@ -2,8 +2,6 @@
 
 from sinklab.results.sections import Section
 
-__all__ = ["SECTION"]
-
 SECTION = Section(
     name="cache",
     title="Which cache policy",
@@ -11,7 +9,7 @@ SECTION = Section(
     "them, against one computed anew for every token and against keeping everything.",
     help="Also read a few long texts under cache policies: what a window loses without the sinks, and with them.",
     found="sinklab.studies.cache.found:Comparison",
-    show="sinklab.studies.cache.show:show",
+    show="sinklab.studies.cache.found:show",
     measure="sinklab.studies.cache.comparison:policies_section",
     cost=1.3,
     text_only="a cache holds what a decoder has read of a text",

@@ -10,8 +10,6 @@ from typing import Annotated
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import Bos, CorpusSource, Loading, ModelSource, Output, Seed, command
 
-__all__ = ["compare_policies"]
-
 
 @command("cache")
 def compare_policies(
@@ -70,23 +68,15 @@ def compare_policies(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.corpora.base import hash_tokens
-    from sinklab.results.record import to_json
+    from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.streaming.limits import length_known
     from sinklab.streaming.quantized import read_bits
     from sinklab.studies.cache import SECTION
     from sinklab.studies.cache.comparison import compared, require_next_token
-    from sinklab.studies.cache.found import quantized_rows
-    from sinklab.studies.cache.plan import (
-        TEXTS,
-        affordable,
-        checked_budgets,
-        checked_names,
-        default_length,
-        long_texts,
-    )
+    from sinklab.studies.cache.found import quantized_rows, write_page
+    from sinklab.studies.cache.plan import TEXTS, affordable, checked_budgets, checked_names, default_length, long_texts
     from sinklab.studies.cache.rounding import quantized_caches, require_quantized
-    from sinklab.studies.cache.show import write_page
     from sinklab.studies.export.chosen import FOLDER, advised_exports, checked_engines, require_advice, write_exports
     from sinklab.studies.measure.probing import uses_bos
 

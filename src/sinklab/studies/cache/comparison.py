@@ -26,8 +26,7 @@ from sinklab.registry import policies as policy_registry
 from sinklab.results.intervals import mean_interval
 from sinklab.results.metric import Row
 from sinklab.results.progress import Progress, plan, silent
-from sinklab.results.record import to_json
-from sinklab.results.sections import Context
+from sinklab.results.sections import Context, to_json
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import CHUNK, Decoding, decoding, estimate, losses
@@ -44,8 +43,6 @@ from sinklab.studies.cache.plan import (
     scored_from,
 )
 from sinklab.studies.cache.recommendation import recommend
-
-__all__ = ["compared", "policies_section", "require_next_token"]
 
 SUMMARY_VERSION = 1
 BUCKETS = 24
@@ -341,12 +338,7 @@ def _references(measured: Sequence[_Measured], scored: Sequence[Tensor], budgets
 
 
 def _policy_entry(
-    entry: _Measured,
-    part: Tensor,
-    references: _References,
-    speed: Decoding,
-    count: int,
-    curve: _Curve,
+    entry: _Measured, part: Tensor, references: _References, speed: Decoding, count: int, curve: _Curve
 ) -> PolicyEntry:
     """What is reported of a policy.
 

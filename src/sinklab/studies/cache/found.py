@@ -1,15 +1,17 @@
-"""What ``sinklab cache`` found: what a model loses under each policy and how fast it is, and which policy to use."""
+"""What was found of cache policies, their rows, and how they are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from sinklab.results.blocks import Block, Cell, Curves, Facts, Grid, Say, counted, interval, names, number
+from sinklab.results.intervals import LEAST_PARTS, rare_cost
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
-from sinklab.studies.export.found import ExportEntry
-
-__all__ = ["Comparison", "Difference", "LeftOut", "PolicyEntry", "QuantizedEntry", "Size", "policy_rows", "quantized_rows"]
+from sinklab.studies.cache import SECTION
+from sinklab.studies.export.base import INTEGER_MARGIN, ExportEntry, show_exports
 
 LOSS_BY_POSITION = Metric(
     "loss_by_position", "nats", "Mean next-token loss over the texts of the tokens predicted from here on, up to the next row."
@@ -186,3 +188,180 @@ def quantized_rows(entries: Sequence[QuantizedEntry], documents: int) -> Iterato
         scored = documents * (entry.tokens - 1)  # nothing predicts the first token of a text
         yield {**of_cache, "metric": GAP, "value": entry.gap.mean, "count": scored}
         yield {**of_cache, "metric": BYTES, "value": entry.bytes_ratio, "count": 1}
+
+
+def show(found: Comparison) -> Iterator[Block]:
+    """What to use first, then every policy."""
+    if found.recommended is not None:
+        yield Facts(list(_advice(found)))
+    yield Say(found.recommendation)
+    yield from (Say(note, small=True) for note in found.notes)
+    if entries := _curves(found):
+        lines = {name: entry.loss_by_position for name, entry in entries.items()}
+        errors = {name: entry.loss_errors for name, entry in entries.items() if entry.loss_errors}
+        middles = [(start + stop - 1) / 2 for start, stop in found.positions]
+        beyond = found.trained_length is not None and found.trained_length < found.tokens
+        yield Curves(
+            "Loss by position", lines, middles, "position in the text; the texts are the same for all, so bumps are theirs",
+            "nats per token", mark=found.trained_length if beyond else None, errors=errors,
+        )  # fmt: skip
+    headings = ["Policy", "Loss, nats", "To window", "Computed anew", "Tokens/s", "KiB"]
+    yield Grid(headings, [_row(entry) for entry in found.policies])
+    yield Say(_made(found), small=True)
+    if line := sampled_line(found):
+        yield Say(line, small=True)
+    by_reason: dict[str, list[str]] = {}
+    for left in found.left_out:
+        by_reason.setdefault(left.reason, []).append(left.policy)
+    for reason, policies in by_reason.items():
+        yield Say(f"Left out: {names(list(dict.fromkeys(policies)))}: {reason}", small=True)
+    if found.quantized:
+        yield from show_quantized(found.quantized, found.documents)
+    yield from show_exports(found.exports)
+
+
+def recommended(found: Comparison) -> PolicyEntry | None:
+    """The row of the policy that is recommended."""
+    advised = found.recommended
+    if advised is None:
+        return None
+    rows = [entry for entry in found.policies if entry.window == advised.window]
+    if found.better_pinned is not None:
+        rows = [entry for entry in rows if entry.label == found.better_pinned]
+    else:
+        # Of one size with both kinds of positions, the recommendation is about the usual one.
+        kinds = ("sink_window",) if advised.num_sinks else ("window", "sink_window")
+        rows = [entry for entry in rows if entry.policy in kinds and entry.num_sinks == advised.num_sinks]
+        rows.sort(key=lambda entry: entry.settings.get("positions") == "original")
+    return rows[0] if rows else None
+
+
+def _advice(found: Comparison) -> Iterator[tuple[str, str, str]]:
+    """What to use and its loss, and by how much others lose more: without sinks, computed anew, with everything kept."""
+    use, advised = recommended(found), found.recommended
+    if use is None or advised is None:
+        return
+    where = "" if advised.pinned is None else f" at {names(list(map(str, advised.pinned)))}"
+    scored = f"(tokens {number(found.scored_from)}–{number(found.tokens)})"
+    yield "cache", f"keep {advised.num_sinks} + {advised.window}{where}", f"{use.loss:.3f} nats {scored}"
+    if use.against_window is not None:
+        yield "", "without sinks", interval(-use.against_window, 3)
+    elif rivals := [one for one in found.policies if one.num_sinks and one.budget == use.budget and one.against_window]:
+        best = min(rivals, key=lambda one: one.loss)
+        yield "", f"with {counted(best.num_sinks or 0, 'sink')}", interval(best.against_window, 3)
+    if use.against_recompute is not None:
+        yield "", "computed anew", interval(-use.against_recompute, 3)
+    if use.against_full is not None:
+        yield "", f"all {number(found.tokens)}", interval(-use.against_full, 3)
+        if found.trained_length is not None and found.trained_length < found.tokens:
+            yield "", "", f"trained on {number(found.trained_length)} tokens at once"
+
+
+def _row(entry: PolicyEntry) -> list[Cell]:
+    return [
+        entry.label, _half(Difference(entry.loss, entry.loss_low, entry.loss_high), 2, ""), _half(entry.against_window),
+        _half(entry.against_recompute), round(entry.tokens_per_second), entry.bytes_held / 1024,
+    ]  # fmt: skip
+
+
+def _half(value: Difference | None, places: int = 3, sign: str = "+") -> str:
+    """``−0.172 ± 0.074``, which leaves a table room in a terminal; these intervals are as wide to both sides."""
+    if value is None:
+        return "–"
+    half = "" if value.low is None or value.high is None else f" ± {(value.high - value.low) / 2:.{places}f}"
+    return interval({"mean": value.mean}, 3, sign) + half
+
+
+def _curves(found: Comparison) -> dict[str, PolicyEntry]:
+    """Dense attention, and in the recommended size a window without and with sinks and one computed anew, a line of each."""
+    use = recommended(found)
+    budget = max((entry.budget for entry in found.policies if entry.budget), default=None) if use is None else use.budget
+    with_sinks = [
+        entry for entry in found.policies if entry.policy == "sink_window" and entry.num_sinks and entry.budget == budget
+    ]
+    chosen = use if use is not None and use.num_sinks else next(iter(with_sinks), None)
+    lines = {} if chosen is None else {chosen.label: chosen}
+    for kind, title in (("recompute", "window computed anew"), ("window", "window"), ("full", "dense")):
+        of_kind = [entry for entry in found.policies if _kind(entry) == kind and entry.budget in (budget, None)]
+        of_kind.sort(key=lambda entry: (entry.settings.get("positions") == "original", entry.settings.get("every", 1)))
+        if of_kind:
+            lines[title] = of_kind[0]
+    return lines
+
+
+def _kind(entry: PolicyEntry) -> str:
+    """The name of a policy; a window without sinks has two."""
+    return "window" if entry.policy == "sink_window" and not entry.num_sinks else entry.policy
+
+
+def parts_of(found: Comparison) -> str:
+    """What the intervals of a comparison are taken over."""
+    if found.documents >= LEAST_PARTS:
+        return "texts"
+    return f"blocks of the text{'s' if found.documents > 1 else ''}, {LEAST_PARTS} or more in all"
+
+
+def _made(found: Comparison) -> str:
+    bos = "with" if found.bos else "without"
+    return (
+        f"{counted(found.documents, 'text')} of {number(found.tokens)} tokens of {found.corpus} {bos} BOS. Loss: of the tokens "
+        f"from {number(found.scored_from)} on, with half of its 95 % interval over {parts_of(found)}; differences to a window "
+        "without sinks, and to one computed anew for every token, are paired. Policies of one size hold equally many tokens "
+        "before the query, sinks included. Tokens/s: single-token steps at the end of a text, all policies in turn; KiB: keys "
+        "and values held then, of one text."
+    )
+
+
+def sampled_line(found: Comparison) -> str:
+    """What to know of losses that are not those of all tokens, in a sentence; empty where there are none."""
+    counts = {entry.policy: entry.scored_tokens for entry in found.policies}
+    if counts.get("recompute", 0) in (0, max(counts.values())):
+        return ""
+    share = f"{number(counts['recompute'])} of {number(max(counts.values()))}"
+    return (
+        f"Re-computation is scored on {share} tokens; its loss is that of the window, and the mean difference on those tokens; "
+        "its curve is points with 95 % intervals."
+    )
+
+
+def show_quantized(entries: list[QuantizedEntry], texts: int) -> Iterator[Block]:
+    """A cache of integers against the same cache in the model's dtype, and which tokens must stay in full precision."""
+    yield Grid(
+        ["Integers", "In full precision", "Held", "Loss added, nats", "Bytes"],
+        [
+            [
+                entry.quantized, entry.whole, "all" if entry.window is None else f"window {entry.window}",
+                interval(entry.gap), f"{entry.bytes_ratio:.2f} ×",
+            ]
+            for entry in entries
+        ],
+        "A cache of integers, against the same cache in the model's dtype", text=2,
+    )  # fmt: skip
+    kinds = dict.fromkeys(entry.quantized for entry in entries)
+    yield from (Say(must_stay_whole(entries, kind)) for kind in kinds)
+    if any(entry.gap.most <= INTEGER_MARGIN for entry in entries if entry.window is None):
+        yield Say(rare_cost(texts), small=True)
+
+
+def must_stay_whole(entries: list[QuantizedEntry], kind: str) -> str:
+    """Which tokens must stay in full precision, for one number of bits, with all tokens held.
+
+    The fewest tokens are named with which rounding the others moves the loss by at most ``INTEGER_MARGIN``: the whole interval,
+    on either side, since a loss that falls by rounding is a change and no gain.
+    """
+    enough = [one for one in entries if one.quantized == kind and one.window is None and one.gap.most <= INTEGER_MARGIN]
+    if not enough:
+        return f"{kind}: none are shown whose full precision keeps the change below {INTEGER_MARGIN:g} nats; read more texts."
+    fewest = min(enough, key=lambda entry: len(entry.positions))
+    change = f"the loss changes by {fewest.gap.most:.4f} nats at most"
+    if not fewest.positions:
+        return f"{kind}: no token must stay in full precision; {change}."
+    places = f"position{'s' if len(fewest.positions) > 1 else ''} {names(list(map(str, fewest.positions)))}"
+    return f"{kind}: keep {places} ({fewest.whole}) in full precision; {change}."
+
+
+def write_page(folder: Path) -> Path:
+    """``folder/report.html`` of a run of ``sinklab cache``, from its ``summary.json`` and ``run.json``."""
+    from sinklab.report.page import write_blocks_page
+
+    return write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks)

@@ -21,27 +21,10 @@ from sinklab.policies.base import Policy
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
 from sinklab.registry import policies as policy_registry
-from sinklab.results.requirements import require_memory
+from sinklab.results.environment import require_memory
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.streaming.limits import most_slots
 from sinklab.studies.cache.found import LeftOut
-
-__all__ = [
-    "TEXTS",
-    "affordable",
-    "checked_budgets",
-    "checked_names",
-    "default_length",
-    "each_once",
-    "label",
-    "long_texts",
-    "plain",
-    "plan_policies",
-    "require_one_name",
-    "scored_from",
-    "sinks_of_texts",
-    "sized_policy",
-]
 
 LONG_CONTEXT, HELD = 1024, 256
 """Of a model that was trained on longer texts than the first, so many tokens are held: what is evicted is what matters, and a

@@ -9,12 +9,9 @@ from typing import Literal
 from torch import Tensor
 
 from sinklab.errors import InputError
-from sinklab.results.blocks import interval
+from sinklab.results.blocks import counted, interval
 from sinklab.results.intervals import rare_cost
-from sinklab.results.naming import counted
 from sinklab.streaming.perplexity import Estimate, estimate
-
-__all__ = ["SINK_MARGIN", "WINDOW_MARGIN", "Recommendation", "recommend"]
 
 SINK_MARGIN = 0.02
 """Nats per token (2 % of the perplexity) below which a difference between numbers of sinks does not count."""

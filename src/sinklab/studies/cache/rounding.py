@@ -23,8 +23,6 @@ from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.quantized import read_bits
 from sinklab.studies.cache.found import Difference, QuantizedEntry
 
-__all__ = ["quantized_caches", "require_quantized"]
-
 READ = 64
 """Most tokens read at once, and an eighth of a short text: they see each other unrounded, and a decoder's do not."""
 

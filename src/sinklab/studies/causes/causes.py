@@ -101,7 +101,7 @@ def find_causes(
     from sinklab.attention.anatomy import unwrapped
     from sinklab.models.loading import LoadedModel, require_as_it_is
     from sinklab.report.page import write_blocks_page
-    from sinklab.results.record import to_json
+    from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
     from sinklab.studies.causes import SECTION

@@ -21,12 +21,11 @@ from sinklab.errors import ConfigurationError, InputError, MeasurementError, Sin
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, loss_kind
 from sinklab.models.positions import length_warning
+from sinklab.results.blocks import head_numbering
 from sinklab.results.metric import Row
-from sinklab.results.naming import head_numbering
 from sinklab.results.progress import plan
-from sinklab.results.record import to_json
 from sinklab.results.run import Progress, silent
-from sinklab.results.sections import Context
+from sinklab.results.sections import Context, to_json
 from sinklab.results.store import Store
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks, find_sinks

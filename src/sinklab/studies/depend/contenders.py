@@ -36,14 +36,13 @@ class Contenders:
     num_sinks: int
 
 
-def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[str | Policy] | None = None) -> Contenders:
+def make_contenders(budget: int, sinks: Sequence[int] = (4,), more: Sequence[str | Policy] | None = None) -> Contenders:
     """The policies to compare.
 
     Args:
         budget: tokens before the query, sinks included.
         sinks: numbers of sinks; verdicts are about the largest.
-        more: what to run beside the two that are judged and the floor; by default the full cache, the other numbers of sinks,
-            and recomputation of the window for a few tokens at a time.
+        more: what to run beside the two that are judged and the floor; by default the full cache and the other numbers of sinks.
 
     Raises:
         ConfigurationError: numbers that do not fit into the budget, a policy that cannot be read, or two policies that have one
@@ -62,9 +61,7 @@ def make_contenders(budget: int, sinks: Sequence[int] = (1, 4), more: Sequence[s
     floor = policies["window"](window=1)
     judged = with_sinks[max(sinks)]
     if more is None:
-        # Windows a little apart, each for a few tokens: one for every token costs as much as all other policies together.
-        recompute = policies["recompute"](window=budget, every=max(1, budget // 32))
-        others: list[Policy] = [policies["full"](), window, *with_sinks.values(), recompute, floor]
+        others: list[Policy] = [policies["full"](), window, *with_sinks.values(), floor]
     else:
         named_policies = [parse_policy(policy, budget, sinks) if isinstance(policy, str) else policy for policy in more]
         others = [window, judged, *map(plain, named_policies), floor]

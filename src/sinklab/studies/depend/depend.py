@@ -33,7 +33,7 @@ def depend(
     bos: str = "auto",
     policies: Sequence[str | Policy] | None = None,
     window: int | None = None,
-    sinks: Sequence[int] = (1, 4),
+    sinks: Sequence[int] = (4,),
     items: int = 64,
     seed: Seed = 0,
     level: float = 0.95,
@@ -57,7 +57,7 @@ def depend(
             default python_source.
         bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one or two.
         policies: Policies besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings, which holds
-            as many tokens as these if it sets no size; by default full, every number of sinks, and recompute.
+            as many tokens as these if it sets no size; by default full and every number of sinks.
         window: Tokens before the query that a cache holds, sinks included; by default half the trained length, at most 1024, or
             less where every layer has a narrower window.
         sinks: Numbers of first tokens to keep; the verdict is on the largest.
@@ -84,7 +84,7 @@ def depend(
     from sinklab.registry import policies as policy_registry
     from sinklab.registry import tasks as registry
     from sinklab.report.page import write_blocks_page
-    from sinklab.results.record import to_json
+    from sinklab.results.sections import to_json
     from sinklab.results.table import append, make_table
     from sinklab.streaming.limits import length_known
     from sinklab.studies.depend.contenders import make_contenders

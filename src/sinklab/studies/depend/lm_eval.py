@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.models.loading import LoadedModel
+from sinklab.models.loading import LoadedModel, opened
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec, SlotPolicy
 from sinklab.policies.full import Full
@@ -38,7 +38,6 @@ from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.reader import CacheReader, open_reader
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.traits import has_states, tokens_in_front, tokens_of_prefix
-from sinklab.studies.measure.probing import opened
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -63,7 +62,7 @@ _HARNESS = (datasets, evaluate, harness_task, TaskManager)
 MAX_NEW_TOKENS = 256
 
 HELD = 2**14
-"""Tokens of all texts that are read side by side, in rows of one cache."""
+"""Tokens that the rows of one cache hold together, of texts that are read side by side."""
 
 AT_ONCE = 1024
 """Tokens of one forward: enough for products of full speed, and few enough for a word of progress every second or two."""
@@ -306,7 +305,7 @@ class PolicyLM(TemplateLM):
         common = [0, *(_common(one.ids[:-1], two.ids[:-1]) for one, two in pairwise(parts))]
         total = sum(len(part.ids) - 1 - shared for part, shared in zip(parts, common, strict=True))
         totals, greedy, done = [0.0] * len(texts), [True] * len(texts), 0
-        for group in _groups(parts, common):
+        for group in _groups(parts, common, [reader.policy.max_held(len(part.ids)) for part in parts]):
             rows, column = self.beginnings.begin(reader, group) if self.beginnings else ([group], 0)
             done += column * len(rows)
             for tokens, scores in _read_tree(reader, rows, column):
@@ -435,7 +434,6 @@ class Beginnings:
             type(cache.table) is SlotTable
             and all(type(layer) is SlotLayer for layer in cache.layers)
             and isinstance(policy, SlotPolicy)
-            and not policy.pinned  # whose keys are attended to apart
             and policy.num_slots > self.length
             and bool((policy.visible(tokens[:, None], tokens) == (tokens[:, None] >= tokens)).all())
         )
@@ -447,13 +445,13 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((index for index, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
-def _groups(parts: list[_Part], common: Sequence[int]) -> Iterator[list[_Part]]:
-    """Sorted parts that together hold :data:`HELD` tokens at most, cut where neighbours share least."""
+def _groups(parts: list[_Part], common: Sequence[int], held: Sequence[int]) -> Iterator[list[_Part]]:
+    """Sorted parts of which a cache holds :data:`HELD` tokens at most, cut where neighbours share least."""
     start = 0
     while start < len(parts):
-        stop, held = start, 0
-        while stop < len(parts) and (stop == start or held + len(parts[stop].ids) <= HELD):
-            held, stop = held + len(parts[stop].ids), stop + 1
+        stop, together = start, 0
+        while stop < len(parts) and (stop == start or together + held[stop] <= HELD):
+            together, stop = together + held[stop], stop + 1
         if stop < len(parts):
             stop = min(range(start + (stop - start + 1) // 2, stop + 1), key=lambda cut: common[cut])
         yield parts[start:stop]

@@ -16,8 +16,8 @@ from sinklab.errors import UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm
 from sinklab.models.positions import trained_length
+from sinklab.results.blocks import counted
 from sinklab.results.intervals import Interval, function_over_items, mean_over_items
-from sinklab.results.naming import counted
 from sinklab.results.progress import SinklabWarning
 from sinklab.streaming.limits import most_slots
 from sinklab.streaming.rotation import FixedPositions, read_rotations

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sinklab.results.blocks import Block, Curves, Grid, Heading, Say, interval
+from sinklab.results.blocks import Block, Curves, Grid, Heading, Say, counted, interval
 from sinklab.results.intervals import Interval, rare_cost
-from sinklab.results.naming import counted
-from sinklab.results.record import from_json
+from sinklab.results.sections import from_json
 from sinklab.studies.depend.found import Found, Outcome, PolicyScore
 
 __all__ = ["TITLE", "show"]

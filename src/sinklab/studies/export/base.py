@@ -1,4 +1,4 @@
-"""Engine: what it makes of a cache policy, part by part, and the file that it is given; the contract of one plug-in file."""
+"""What an export is: its plan, its parts as found, the engines, and the shell script that carries a command."""
 
 from __future__ import annotations
 
@@ -9,24 +9,62 @@ import importlib
 import json
 import pkgutil
 import textwrap
-from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
 
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies
-from sinklab.studies.export.found import ExportEntry, ExportPart, HowExported
+from sinklab.results.blocks import Block, Facts, Heading, Say
 
-__all__ = [
-    "PAST_TRAINING",
-    "Answer",
-    "Engine",
-    "ExportPlan",
-    "approximated",
-    "engines",
-    "exported",
-    "expressed",
-    "not_expressible",
-]
+HowExported = Literal["expressed", "approximated", "not expressible"]
+IntegerChoice = Literal["auto", "none", "int8", "int4"]
+"""Integers of a cache, as they are asked for: those that were measured to cost little, or none, or these."""
+
+INTEGER_MARGIN = 0.02
+"""Nats per token by which integers may change the loss at most (the whole interval) before they are taken; as of sinks."""
+
+
+@dataclass(frozen=True)
+class ExportPart:
+    """One part of a policy, and what an engine makes of it by which setting, or why it cannot."""
+
+    part: str
+    wanted: str
+    how: HowExported
+    says: str
+
+
+@dataclass(frozen=True)
+class ExportEntry:
+    """A policy for one engine: its file and the line that uses it, empty where ``refused`` says why there is none."""
+
+    engine: str
+    policy: str
+    checked: str
+    parts: list[ExportPart] = field(default_factory=list)
+    refused: str = ""
+    file: str = ""
+    command: str = ""
+    text: str = ""
+
+
+def show_exports(entries: Sequence[ExportEntry], folder: Path | None = None) -> Iterator[Block]:
+    """Each engine with its command, and what it makes of each part.
+
+    Args:
+        folder: where the files lie.
+    """
+    for entry in entries:
+        if entry.refused:
+            yield Say(f"{entry.engine}: {entry.policy or 'no policy'} not written: {entry.refused}")
+            continue
+        yield Heading(f"{entry.engine}: {entry.policy}", 3)
+        file = [("file", str(folder / entry.file))] if folder is not None else []
+        parts = [(part.part, f"{part.wanted}: {part.how}: {part.says}") for part in entry.parts]
+        yield Facts([*file, ("command", entry.command), *parts])
+
 
 PAST_TRAINING = "past the trained length that can cost more than they gain (measure the policy with positions=original)"
 """What to know where keys keep the positions of the text although the policy has them in the cache."""

@@ -9,25 +9,12 @@ from typing import Literal, cast, get_args
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.policies.base import Policy, Positions, SlotPolicy
 from sinklab.registry import policies
-from sinklab.results.blocks import interval
-from sinklab.results.naming import counted
-from sinklab.results.record import from_json
+from sinklab.results.blocks import counted, interval
+from sinklab.results.sections import from_json
 from sinklab.results.table import read_run, write_text
 from sinklab.streaming.limits import require_integers
 from sinklab.studies.cache.found import Comparison, PolicyEntry, QuantizedEntry
-from sinklab.studies.export.base import Engine, ExportPlan, engines, exported
-from sinklab.studies.export.found import INTEGER_MARGIN, ExportEntry, IntegerChoice
-
-__all__ = [
-    "FOLDER",
-    "advised_exports",
-    "checked_engines",
-    "comparison_of",
-    "exports_of",
-    "plan_of",
-    "require_advice",
-    "write_exports",
-]
+from sinklab.studies.export.base import INTEGER_MARGIN, Engine, ExportEntry, ExportPlan, IntegerChoice, engines, exported
 
 FOLDER = "export"
 """Folder of the files inside that of a run."""

@@ -8,19 +8,12 @@ from pathlib import Path
 
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
-from sinklab.studies.export.found import IntegerChoice
-
-__all__ = ["export"]
+from sinklab.studies.export.base import IntegerChoice
 
 
 @command
 def export(
-    run: Path,
-    *,
-    to: Sequence[str],
-    policy: str | None = None,
-    quantized: IntegerChoice = "auto",
-    out: Path | None = None,
+    run: Path, *, to: Sequence[str], policy: str | None = None, quantized: IntegerChoice = "auto", out: Path | None = None
 ) -> Listing:
     """Write the cache policy that a run has chosen as flags or a script for another engine; nothing is measured.
 
@@ -45,8 +38,8 @@ def export(
         sinklab export build/cache --to transformers --policy blocks --out build/serve
     """
     from sinklab.results.file import check_file
+    from sinklab.studies.export.base import show_exports
     from sinklab.studies.export.chosen import FOLDER, checked_engines, comparison_of, exports_of, plan_of, write_exports
-    from sinklab.studies.export.found import show_exports
 
     engines = checked_engines(to)
     entries = exports_of(plan_of(comparison_of(run), policy, quantized), engines)

@@ -23,8 +23,6 @@ from sinklab.studies.arguments import (
     command,
 )
 
-__all__ = ["display", "measure"]
-
 if TYPE_CHECKING:
     import pandas as pd
 

@@ -21,36 +21,13 @@ from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import HELD, Encoder
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
-from sinklab.models.loading import LoadedModel, opened
+from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import IGNORED, cross_entropies, is_two_sided
 from sinklab.registry import probes as probe_registry
+from sinklab.results.environment import in_units, require_memory
 from sinklab.results.metric import metrics_of
-from sinklab.results.requirements import in_units, require_memory
 from sinklab.results.run import Progress, silent
 from sinklab.studies.arguments import SEQ_LEN
-
-__all__ = [
-    "Seen",
-    "as_samples",
-    "check_identity",
-    "checks",
-    "classes_of",
-    "forward_arguments",
-    "labelled",
-    "looking_at",
-    "make_probe",
-    "make_probes",
-    "model_facts",
-    "not_measured",
-    "opened",
-    "require_length",
-    "require_one_place",
-    "run_probes",
-    "sample_losses",
-    "scored_pairs",
-    "tokens_at_once",
-    "uses_bos",
-]
 
 TOKENS_PER_BATCH = 8192
 WORK_OF_A_BATCH = 2**39

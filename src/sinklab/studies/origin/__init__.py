@@ -2,8 +2,6 @@
 
 from sinklab.results.sections import Section
 
-__all__ = ["SECTION"]
-
 SECTION = Section(
     name="origin",
     title="Where the sink is born",
@@ -11,6 +9,6 @@ SECTION = Section(
     "silenced. A spike in the hidden state and a sink in the attention are two things; they may have one origin or two.",
     help="Find out where the sinks are born, and what depends on that (docs/explain.md).",
     found="sinklab.studies.origin.found:Origins",
-    show="sinklab.studies.origin.show:show",
+    show="sinklab.studies.origin.found:show",
     measure="sinklab.studies.origin.measurement:origin_section",
 )

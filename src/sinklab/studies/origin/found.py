@@ -1,16 +1,31 @@
-"""What ``sinklab origin`` found: where each sink is born, what writes it, and what goes when that is taken away."""
+"""What was found of origins, their rows, and how they are shown: on the terminal, the page and in words."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Literal
 
+from sinklab.results.blocks import (
+    Bar,
+    Block,
+    Cell,
+    Curves,
+    Facts,
+    Grid,
+    Heading,
+    HeadMap,
+    Say,
+    counted,
+    interval,
+    names,
+    number,
+)
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
-
-__all__ = ["Channel", "Death", "Edited", "HeadWeight", "Norms", "Origin", "Origins", "Unit", "origin_rows"]
+from sinklab.studies.origin import SECTION
 
 NORM_RATIO = Metric(
     "place_norm_ratio",
@@ -219,3 +234,184 @@ def origin_rows(origin: Origin, heads: Sequence[tuple[str, int, int, float]], sa
         if edit.loss is not None:
             for metric, value in zip((ORIGIN_LOSS, *map(ORIGIN_LOSS.bound, ("low", "high"))), astuple(edit.loss), strict=True):
                 yield {**edited, "metric": metric, "value": value}
+
+
+GONE, STAYS = 0.25, 0.5
+"""Share of a spike, or of a sink's weight above a uniform one, up to which it is gone, and from which on it stays."""
+
+_SUBLAYERS = {"attention": "attention", "cross-attention": "cross-attention", "mlp": "MLP", "block": "as a whole"}
+_VERBS = {"gone": "goes", "weakened": "weakens", "stays": "stays", "open": "may go or stay"}
+_ON = {"units": "{units}", "controls": "random", "write": "the whole write", "channels": "channels"}
+
+
+def show(found: Origins) -> Iterator[Block]:
+    """Each place with its births, and each of these with its finding, its edits, and what is behind them."""
+    for origin in found.origins:
+        if origin.birth == 1:
+            yield Heading(f"{origin.kind.capitalize()} at {origin.description}", 3)
+            yield from _place([one for one in found.origins if one.place == origin.place])
+        else:
+            yield Heading(f"Born again in block {origin.block}", 4)
+        yield Say(origin.verdict)
+        yield Facts(list(_facts(origin)))
+        if origin.edits:
+            yield Grid(["Edit", "Loss, nats", "Weight", "kept", "Spike", "kept"], list(_edits(origin)))
+        if origin.units:
+            yield Grid(["Part", "Along the write"], list(_bars(origin)), "What writes it", folded=True)
+        yield Grid(
+            ["Head", "Weight on it", "If attention were uniform", "Units silenced", "Whole write 0"],
+            [
+                [_head(head), head.weight, head.uniform, head.edited.get("units zero"), head.edited.get("write zero")]
+                for head in origin.heads
+            ],
+            f"Heads that look at it, the {sum(head.own for head in origin.heads)} that are counted first", folded=True,
+        )  # fmt: skip
+    for note in found.notes:
+        yield Say(note, small=True)
+    if found.origins:
+        unchanged = "" if found.loss is None else f" from {found.loss:.3f} of the model as it is"
+        yield Say(
+            f"{counted(found.samples, 'sample')}. Loss: change{unchanged}, with 95 % interval. Weight: mean over the heads "
+            "behind the origin that give the place at least half as much as the strongest of them; kept: of what exceeds "
+            "uniform attention. Spike: largest over median size of a state. Random: as many units of the same sublayer, "
+            f"{counted(found.controls, 'draw')}, one a sample.", small=True,
+        )  # fmt: skip
+
+
+def _place(births: Sequence[Origin]) -> Iterator[Block]:
+    """Of a place its norms, and of one that is born again who rests on which birth."""
+    origin = births[0]
+    if len(births) > 1:
+        yield Say(story(births))
+        cells, legend = dict[tuple[int, int], tuple[str, str, str]](), list[tuple[str, str, int, str]]()
+        for letter, one in zip("ABCDEFGH", births, strict=False):
+            own, kind, words = [head for head in one.heads if head.own], f"birth-{one.birth}", f"rests on block {one.block}"
+            cells |= {(head.layer, head.head): (letter, kind, f"{_head(head)} {words}") for head in own}
+            legend.append((kind, letter, len(own), words))
+        yield HeadMap("Which birth a head rests on", cells, legend)
+    stages = range(-1, len(origin.norms.place) - 1)
+    norms = {origin.place: origin.norms.place, "other tokens": origin.norms.others}
+    yield Curves("Norm by block", norms, stages, "block; −1 is what enters the first", logarithmic=True, mark=origin.block)
+
+
+def story(births: Sequence[Origin]) -> str:
+    """Of a place that is born more than once, in which blocks, and the heads of which layers rest on each; else nothing."""
+    if len(births) < 2:
+        return ""
+    parts = []
+    for one in births:
+        own = [head.layer for head in one.heads if head.own]
+        parts.append(f"block {one.block} ({len(own)} heads of layers {min(own)}–{max(own)})" if own else f"block {one.block}")
+    return f"The {births[0].kind} at {births[0].place} is born {len(births)} times: {names(parts, 4)}."
+
+
+def finding(origin: Origin) -> str:
+    """Where it is born, how much its units write, and whether spike and sink go with them; at most 160 characters."""
+    return f"{'; '.join(filter(None, (_birth(origin), _written(origin), _parting(origin))))}."
+
+
+def _birth(origin: Origin) -> str:
+    there = f"block {origin.block}, {_SUBLAYERS.get(origin.sublayer or '', '')}"
+    if origin.by == "norm":
+        again = "Born" if origin.birth == 1 else "Born again"
+        return "Its embedding stands out before the first block" if origin.block is None else f"{again} in {there}"
+    return "No jump of its norm where it matters"
+
+
+def _written(origin: Origin) -> str:
+    if origin.norm is None or not origin.units:
+        return "the write is not split into units" if origin.not_split else ""
+    share = sum(unit.along for unit in origin.units) / origin.norm if origin.norm else 0.0
+    verb, called = "writes" if len(origin.units) == 1 else "write", counted(len(origin.units), str(origin.unit_kind))
+    if len(origin.units) < 4:
+        called = f"{origin.unit_kind}{'s' * (len(origin.units) > 1)} {names([str(unit.unit) for unit in origin.units])}"
+    return f"{called} {verb} {100 * share:.0f} %"
+
+
+def _parting(origin: Origin) -> str:
+    """Whether spike and sink go together when the units are silenced: what the experiment is for."""
+    edit = origin.edit("units", "zero")
+    if edit is None:
+        return ""
+    said = [f"the spike {_VERBS[grade(edit.spike_kept)]}"] if origin.spiked else []
+    if origin.kind == "sink" and edit.weight_kept is not None:
+        lost, kept, unknown = heads_that_lose(origin)
+        does = _VERBS[grade(edit.weight_kept)]
+        if lost and kept:  # what covers most heads is said
+            does, most = ("stays", kept) if len(kept) > len(lost) else ("goes", lost)
+            does = f"{does} in {len(most)} of {len(lost + kept + unknown)} heads"
+        said.append(f"the sink {does}")
+    return f"silenced, {' and '.join(said)}" if said else ""
+
+
+def grade(kept: Interval) -> str:
+    """``gone``, ``weakened`` or ``stays`` by the share that is left; ``open`` where the interval reaches from gone to stays."""
+    if kept.low <= GONE and kept.high >= STAYS:
+        return "open"
+    return "gone" if kept.mean <= GONE else "stays" if kept.mean >= STAYS else "weakened"
+
+
+def heads_that_lose(origin: Origin) -> tuple[list[HeadWeight], list[HeadWeight], list[HeadWeight]]:
+    """The heads of a place that lose it with the units silenced, by what exceeds uniform attention, those that do not, and
+    those whose interval reaches from the one to the other."""
+    lost, kept, unknown = list[HeadWeight](), list[HeadWeight](), list[HeadWeight]()
+    for head in origin.heads:
+        weight, uniform, edited = head.weight, head.uniform, head.edited.get("units zero")
+        if head.own and weight is not None and uniform is not None and edited is not None and weight > uniform:
+            gone = (edited - uniform) / (weight - uniform) <= GONE
+            unsure = head.kept is not None and grade(head.kept) == "open"
+            (unknown if unsure else lost if gone else kept).append(head)
+    return lost, kept, unknown
+
+
+def _facts(origin: Origin) -> Iterator[tuple[str, str]]:
+    change = f"{number(origin.before)} to {number(origin.after)} times that of other tokens"
+    yield "norm", change if origin.by == "norm" else f"at most {number(origin.peak)} times that of other tokens"
+    if (death := origin.death) is not None:
+        there = f"block {death.block}, {_SUBLAYERS.get(death.sublayer, '')}"
+        yield "gone", f"{there} takes the norm from {number(death.before)} to {number(death.after)}"
+    if origin.units and origin.norm is not None:
+        written = sum(unit.along for unit in origin.units)
+        yield ("written", f"{number(written)} of {number(origin.norm)} by {names([unit.name for unit in origin.units], 8)}")
+        first = origin.channels[0]
+        if first.share >= 0.5:
+            inside = sum(unit.in_channel for unit in origin.units)
+            yield "", f"{number(inside)} of {number(first.value)} in channel {first.channel}"
+    if origin.not_split:
+        yield "not split", origin.not_split
+
+
+def _head(head: HeadWeight) -> str:
+    return f"{head.layer}.{head.head}"
+
+
+def _bars(origin: Origin) -> Iterator[list[Cell]]:
+    """Units, all others together, and what is from no unit; they sum to the norm of the write."""
+    if not origin.units or origin.norm is None or origin.rest is None:
+        return
+    parts = [(unit.name, unit.along, "unit") for unit in origin.units]
+    parts.append(("all others", origin.norm - sum(unit.along for unit in origin.units) - origin.rest, "rest"))
+    parts += [("bias and other parts", origin.rest, "rest")] if origin.rest else []
+    most = max(abs(value) for _, value, _ in parts) or 1.0
+    for name, value, kind in parts:
+        yield [name, Bar(value, value / most, kind)]
+
+
+def _edits(origin: Origin) -> Iterator[list[Cell]]:
+    """The model as it is, then every edit."""
+    units = counted(len(origin.units), str(origin.unit_kind))
+    yield ["as it is", "", number(origin.weight, 2), "", number(origin.spike) if origin.spiked else None, ""]
+    for edit in origin.edits:
+        yield [f"{_ON[edit.on].format(units=units)}: {edit.edit}", *_effects(origin, edit)]
+
+
+def _effects(origin: Origin, edit: Edited) -> list[Cell]:
+    spike: list[Cell] = [edit.spike, interval(edit.spike_kept, 2, "")] if origin.spiked else [None, None]
+    return [interval(edit.loss, 3), number(edit.weight, 2), interval(edit.weight_kept, 2, ""), *spike]
+
+
+def write_page(folder: Path) -> Path:
+    """``folder/report.html`` of a run of ``sinklab origin``, from its ``summary.json`` and ``run.json``."""
+    from sinklab.report.page import write_blocks_page
+
+    return write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks)

@@ -16,19 +16,28 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
 from sinklab.models.losses import guess_warning, is_two_sided
 from sinklab.models.positions import length_warnings
+from sinklab.results.blocks import head_numbering
 from sinklab.results.intervals import Interval, function_over_items, mean_over_items
 from sinklab.results.metric import Row
-from sinklab.results.naming import head_numbering
 from sinklab.results.progress import Progress, plan, silent
-from sinklab.results.record import to_json
-from sinklab.results.sections import Context
+from sinklab.results.sections import Context, to_json
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
 from sinklab.studies.measure.probing import forward_arguments
-from sinklab.studies.origin.ablation import MODES, Edit, Measured, clean_losses, new_values, read_columns, run_edits
-from sinklab.studies.origin.decomposition import Decomposition, Writer, decompose, writer_of
-from sinklab.studies.origin.found import Death, Edited, HeadWeight, Norms, Origin, Origins, origin_rows
-from sinklab.studies.origin.show import finding, story
+from sinklab.studies.origin.ablation import (
+    MODES,
+    Decomposition,
+    Edit,
+    Measured,
+    Writer,
+    clean_losses,
+    decompose,
+    new_values,
+    read_columns,
+    run_edits,
+    writer_of,
+)
+from sinklab.studies.origin.found import Death, Edited, HeadWeight, Norms, Origin, Origins, finding, origin_rows, story
 from sinklab.studies.origin.structure import Structure, Sublayer, find_structure
 from sinklab.studies.origin.tracing import (
     Birth,
@@ -41,8 +50,6 @@ from sinklab.studies.origin.tracing import (
     own_heads,
     spike_places,
 )
-
-__all__ = ["ROWS_AT_ONCE", "locate_origins", "origin_section", "require_settings"]
 
 PLACES = 8
 """Sinks that are followed at most, the strongest first."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from sinklab.corpora.samples import Samples as Shown
     from sinklab.sinks import Sinks
 
-__all__ = ["find_origin"]
-
 
 @command("origin")
 def find_origin(
@@ -78,14 +76,14 @@ def find_origin(
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
     from sinklab.models.positions import require_lengths
-    from sinklab.results.record import to_json
+    from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
     from sinklab.sinks.value import require_sinks
     from sinklab.studies.measure.probing import as_samples, require_length, require_one_place, uses_bos
     from sinklab.studies.origin import SECTION
+    from sinklab.studies.origin.found import write_page
     from sinklab.studies.origin.measurement import ROWS_AT_ONCE, locate_origins, require_settings
-    from sinklab.studies.origin.show import write_page
 
     settings = {
         "seq_len": seq_len, "samples": samples, "threshold": threshold, "seed": seed, "bos": bos, "controls": controls,

@@ -23,8 +23,6 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.modules import linear_map, named_modules, submodule
 from sinklab.errors import UnsupportedModelError
 
-__all__ = ["Block", "Structure", "Sublayer", "Tap", "find_structure", "hooked", "passing"]
-
 Kind = Literal["attention", "cross-attention", "mlp", "block"]
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Norm of what a sum leaves unexplained, over the norm of the write; half precision rounds the sum itself to three digits."""

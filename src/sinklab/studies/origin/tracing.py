@@ -23,21 +23,6 @@ from sinklab.sinks import Sink
 from sinklab.studies.measure.probing import forward_arguments
 from sinklab.studies.origin.structure import Structure, Sublayer, Tap, passing
 
-__all__ = [
-    "Birth",
-    "Growth",
-    "HeadsByModule",
-    "OriginSetting",
-    "Place",
-    "PlaceWeights",
-    "births_of",
-    "largest_over_median",
-    "mean_over",
-    "measure_growth",
-    "own_heads",
-    "spike_places",
-]
-
 LEAST_JUMP = 2.0
 """Times the norm of other tokens that the norm at a place must reach to be called a jump."""
 

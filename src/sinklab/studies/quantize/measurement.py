@@ -21,10 +21,9 @@ from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm, loss_kind
 from sinklab.models.positions import length_warnings
 from sinklab.models.tokenizer import kind_of
-from sinklab.results.blocks import interval
+from sinklab.results.blocks import interval, quote
 from sinklab.results.intervals import CHANCE, Interval, fewest, mean_over_items, means_over_items, rare_cost, shortfall
 from sinklab.results.metric import Row
-from sinklab.results.naming import quote
 from sinklab.results.progress import Progress, plan, say, silent
 from sinklab.sinks import find_sinks
 from sinklab.studies.quantize.cures import (

@@ -87,11 +87,12 @@ def quantize(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
+    from sinklab.models.loading import opened
     from sinklab.models.positions import require_lengths
     from sinklab.report.page import write_blocks_page
-    from sinklab.results.record import to_json
+    from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
-    from sinklab.studies.measure.probing import as_samples, opened, require_length, require_one_place, uses_bos
+    from sinklab.studies.measure.probing import as_samples, require_length, require_one_place, uses_bos
     from sinklab.studies.quantize.measurement import Request, examine, require_loss
     from sinklab.studies.quantize.show import TITLE, show
     from sinklab.studies.quantize.texts import divided, require_counts, two_sets

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sinklab.results.blocks import Block, Grid, Heading, Mark, Marks, Say, interval, percent
+from sinklab.results.blocks import Block, Grid, Heading, Mark, Marks, Say, counted, interval, percent
 from sinklab.results.intervals import Interval
-from sinklab.results.naming import counted
-from sinklab.results.record import from_json
+from sinklab.results.sections import from_json
 from sinklab.studies.quantize.found import BlockFound, Found, SchemeFound, SiteFound
 
 __all__ = ["TITLE", "show"]

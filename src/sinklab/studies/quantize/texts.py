@@ -11,7 +11,7 @@ from sinklab.corpora._reading import RUN, token_runs
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.losses import IGNORED
-from sinklab.results.naming import counted
+from sinklab.results.blocks import counted
 
 __all__ = ["distinct", "divided", "require_counts", "two_sets"]
 

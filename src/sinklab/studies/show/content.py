@@ -21,8 +21,6 @@ from sinklab.models.tokenizer import kind_of
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["longest", "samples_of"]
-
 
 class OnePicture(Corpus):
     """A corpus of the picture that was given."""

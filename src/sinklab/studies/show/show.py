@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sinklab.models.tokenizer import Processor
     from sinklab.report.heads import HeadView
 
-__all__ = ["show"]
-
 
 def show(
     model: str | Path | LoadedModel | PreTrainedModel,

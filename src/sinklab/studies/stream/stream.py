@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.stream import Stream
 
-__all__ = ["stream"]
-
 
 @command
 def stream(

@@ -2,8 +2,6 @@
 
 from sinklab.results.sections import Section
 
-__all__ = ["SECTION"]
-
 SECTION = Section(
     name="certificate",
     title="Whether the sink is forced",
@@ -11,7 +9,7 @@ SECTION = Section(
     "alone set both, whatever its queries and keys are.",
     help="Certify on a few samples which heads could not be silent without their sink (docs/theory.md).",
     found="sinklab.studies.theory.found:Certificate",
-    show="sinklab.studies.theory.show:show",
-    measure="sinklab.studies.theory.certified_heads:certified",
+    show="sinklab.studies.theory.found:show",
+    measure="sinklab.studies.theory.no_op_certificate:certified",
     text_only="it is made for samples of a text",
 )

@@ -57,21 +57,6 @@ from torch import Tensor
 
 from sinklab.errors import ConfigurationError, InputError
 
-__all__ = [
-    "BOS",
-    "CONTENT",
-    "FIRST_KEY",
-    "TRIGGER",
-    "RetrievalBatch",
-    "RetrievalHead",
-    "RetrievalTarget",
-    "divisor_error",
-    "least_bos_weight",
-    "relu_solution",
-    "retrieval_batch",
-    "softmax_solution",
-]
-
 BOS, TRIGGER, CONTENT, FIRST_KEY = 0, 1, 2, 3
 """Coordinates that mark the three kinds of token, and the first of the keys; values stand behind the keys."""
 

@@ -13,15 +13,12 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.operation import Operation
-from sinklab.positions.base import PositionScheme
 from sinklab.results.file import write_image
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.results.table import finite
 from sinklab.studies.theory.trigger_bounds import counter_of
 from sinklab.studies.trigger.model import TriggerModel
 from sinklab.studies.trigger.problem import TriggerProblem
-
-__all__ = ["EVALUATION_SEED", "MAX_ERROR", "SINK", "TriggerNumbers", "bos_bound", "evaluate", "write_maps"]
 
 EVALUATION_SEED = 1_000_003
 """Seed of the evaluated samples; seeds of training are small numbers."""
@@ -176,14 +173,13 @@ def bos_bound(model: TriggerModel, weights: Tensor, outputs: Tensor, off: Tensor
 
     Returns:
         In [0, 1], or ``None`` where an assumption does not hold: several heads or layers, learned tokens in front, a gate, an
-        output bias, rows that do not sum to one, positions added to the tokens, which would be counted with them; or where
-        the model diverged.
+        output bias, rows that do not sum to one; or where the model diverged.
     """
     operation = model.operation
     plain = all(
         getattr(type(operation), part) is getattr(Operation, part) for part in ("gain", "output_bias", "null_value", "finish")
     )
-    alone = not model.residual and not len(model.front) and type(model.position).embed is PositionScheme.embed
+    alone = not model.residual and not len(model.front)
     if not (plain and alone and bool(((weights.sum(-1) - 1).abs() < ROW_SUM).all()) and bool((weights >= 0).all())):
         return None
     value_output = model.attention[0].value_output()[0]

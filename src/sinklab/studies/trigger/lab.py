@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,19 +16,15 @@ import torch
 from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations, split_specs
+from sinklab.results.blocks import Block, Grid, Say, counted
 from sinklab.results.metric import STEPS
-from sinklab.results.naming import counted
 from sinklab.results.run import Progress, Result, Run
 from sinklab.results.table import finite, make_table, unpacked
 from sinklab.results.version import __version__
 from sinklab.studies.trigger.evaluation import TriggerNumbers, evaluate, write_maps
-from sinklab.studies.trigger.expressible import obstacle
 from sinklab.studies.trigger.model import TriggerModel
-from sinklab.studies.trigger.problem import Outcome, ToyProblem, Training, TriggerProblem, train
+from sinklab.studies.trigger.problem import Outcome, ToyProblem, Training, TriggerProblem, obstacle, train
 from sinklab.studies.trigger.retrieval import RetrievalNumbers, RetrievalProblem, evaluate_retrieval, retrieval_obstacle
-from sinklab.studies.trigger.show import show
-
-__all__ = ["as_released", "label_of", "operations_of", "require_none_twice", "run_lab"]
 
 AS_RELEASED: dict[str, dict[str, object]] = {"relu": {"uncounted": 1}}
 """Settings that the released models of the task have and the operation by itself has not: ReLU divides by ``max(i - 1, 1)``."""
@@ -118,8 +114,6 @@ def run_lab(
             for entry in cannot
         )
         raise ConfigurationError(f"{why}{problem.hint}To train all the same, set `anyway`")
-    for label in trained:
-        problem.build(by_label[label], seeds[0])  # refuses a start that cannot be, before anything is trained or written
     grid: dict[str, Sequence[object]] = {
         "operation": [label for label in labels if label not in reasons],
         "anyway": list(reasons) if anyway else [],
@@ -237,3 +231,44 @@ def _trained(run: Run, problem: ToyProblem, operation: Operation, seed: int, nam
     arrays = {key: values.numpy() for key, values in training.model.state_dict().items()}
     run.store.put(name, settings, __version__, record, arrays)
     return training
+
+
+COLUMNS = {
+    "trigger": {
+        "max_error": "largest error",
+        "bos_weight_mean": "on BOS, mean",
+        "bos_weight_min": "least",
+        "bos_weight_bound": "bound",
+        "nothing_mean": "null mass",
+        "trigger_bos_weight": "trigger on BOS",
+    },
+    "retrieval": {
+        "max_error": "largest error",
+        "before_bos_mean": "on BOS before the trigger",
+        "before_bos_min": "least",
+        "behind_bos_mean": "behind it",
+        "trigger_asked": "trigger on what it asks for",
+        "trigger_bos": "on BOS",
+    },
+}
+"""Numbers of a run that the table of a task shows, with their headings."""
+
+WHY = {"solved": "", "cap": ", did not stop", "diverged": ", diverged"}
+
+
+def show(summary: Mapping[str, Any]) -> Iterator[Block]:
+    """One table; where models have several heads, with how many of them sink."""
+    columns, runs = COLUMNS[summary["task"]], summary["runs"]
+    several = any(run.get("layers", 1) * run.get("heads", 1) > 1 for run in runs)
+    rows = []
+    for run in runs:
+        cells = [run["operation"], run["seed"], f"{run['steps']:,}{WHY[run['outcome']]}"]
+        cells += [None if run[name] is None else f"{run[name]:.4f}" for name in columns]
+        if several:
+            sinking = run["sinking_heads"]
+            cells.append(None if sinking is None else f"{len(sinking)} of {run['layers'] * run['heads']}")
+        rows.append(cells)
+    yield Grid(["operation", "seed", "steps", *columns.values(), *(["heads that sink"] if several else [])], rows)
+    for entry in summary["cannot"]:
+        yield Say(f"{entry['operation']} was not trained: every choice of maps is off by {entry['least_error']:.3g} or more.")
+        yield Say(f"{entry['reason']} (--anyway trains it)", small=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -12,37 +11,9 @@ from torch import Tensor, nn
 from sinklab.attention.operation import HeadShape, Inputs, Operation, bind, state_of
 from sinklab.attention.paths.table import compute
 from sinklab.errors import ConfigurationError
-from sinklab.positions.base import PositionScheme, Rotation
-from sinklab.registry import positions as schemes
-
-__all__ = ["INITIAL_STD", "PositionTerms", "Shape", "TriggerAttention", "TriggerModel"]
 
 INITIAL_STD = 0.02
 """Standard deviation of all maps at the start, as released; parameters of an operation start as the operation says."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """What a position scheme may ask of the model: heads of the full width, and as many positions as there are tokens."""
-
-    hidden_size: int
-    num_attention_heads: int
-    num_positions: int
-    embedding_std: float = INITIAL_STD
-
-    @property
-    def head_size(self) -> int:
-        """Size of a head."""
-        return self.hidden_size
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PositionTerms:
-    """What the position scheme says in every layer: how it rotates queries and keys, and what it adds to the scores."""
-
-    scheme: PositionScheme
-    rotation: Rotation | None
-    bias: Tensor | None
 
 
 class TriggerAttention(nn.Module):
@@ -64,21 +35,20 @@ class TriggerAttention(nn.Module):
         self.operation: Operation
         bind(self, operation, HeadShape(heads, heads, width, width, width))
 
-    def forward(self, inputs: Tensor, placed: PositionTerms, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(self, inputs: Tensor, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
         """Outputs ``(batch, length, width)``; where asked for, weights ``(batch, heads, length, length)``, which costs time."""
-        queries, keys, values = self.projected(inputs, placed)
+        queries, keys, values = self.projected(inputs)
         state = state_of(self, self.operation, inputs)
-        call = Inputs(queries, keys, values, visible=None, causal=True, scaling=1.0, state=state, bias=placed.bias)
+        call = Inputs(queries, keys, values, visible=None, causal=True, scaling=1.0, state=state)
         outputs, weights = compute(self.operation, call, need_weights=need_weights)
         return self.o_proj(outputs.transpose(1, 2).flatten(2)), weights
 
-    def null_mass(self, inputs: Tensor, placed: PositionTerms) -> Tensor | None:
+    def null_mass(self, inputs: Tensor) -> Tensor | None:
         """Null mass, ``(batch, heads, length)``, or ``None`` where the operation does not define one."""
         operation, state = self.operation, state_of(self, self.operation, inputs)
-        queries, keys, _ = self.projected(inputs, placed)
+        queries, keys, _ = self.projected(inputs)
         queries, keys = operation.features(queries, keys, state)
-        scores = queries @ keys.mT if placed.bias is None else queries @ keys.mT + placed.bias
-        return operation.null_mass(scores, causal(inputs), operation.null_scores(queries, 1.0, state))
+        return operation.null_mass(queries @ keys.mT, causal(inputs), operation.null_scores(queries, 1.0, state))
 
     def value_output(self) -> Tensor:
         """``W_O W_V`` of every head, ``(heads, width, width)``, with ``output = Σ_k weight_k · W_O W_V x_k``."""
@@ -87,50 +57,32 @@ class TriggerAttention(nn.Module):
         own = torch.eye(self.heads).to(like)[:, None, :, None] * values  # [h, x, h, v]: the other heads at 0
         return self.o_proj(own.flatten(2)).mT
 
-    def projected(self, inputs: Tensor, placed: PositionTerms) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys in their places, and values, each ``(batch, heads, length, width)``."""
+    def projected(self, inputs: Tensor) -> Iterator[Tensor]:
+        """Queries, keys and values, each ``(batch, heads, length, width)``."""
         split = (*inputs.shape[:-1], self.heads, self.width)
-        queries, keys, values = (
-            linear(inputs).view(split).transpose(1, 2) for linear in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if placed.rotation is not None:
-            queries, keys = placed.scheme.rotate(queries, keys, placed.rotation)
-        return queries, keys, values
+        return (linear(inputs).view(split).transpose(1, 2) for linear in (self.q_proj, self.k_proj, self.v_proj))
 
 
 class TriggerModel(nn.Module):
     """The two models of Ran-Milo 2026 (arXiv 2603.11487), as released.
 
     One layer with one head stands alone: its output is the answer. With more of either there is a residual connection round
-    every layer, and the answer is the input plus the update. No feed-forward, no norm, and, as released, no positions.
+    every layer, and the answer is the input plus the update. No feed-forward, no norm, no positions.
 
     Args:
         operation: for example ``Softmax()``, or ``Relu(uncounted=1)``, which divides by ``max(i - 1, 1)`` as released.
         layers, heads: at least 1 each.
         width: coordinates of a token, at least 4; 16 in the paper.
-        length: largest number of tokens, those in front not counted; asked for by schemes with a table.
-        positions: scheme by which tokens know where they stand, with its default settings. What it adds to the tokens is there
-            for the layers to read; the answer is the token as it came plus the update all the same.
 
     Attributes:
         front: learned tokens that the operation asks for, ``(count, width)``; they come before all others and are not part of
             the output.
-        position: the scheme.
 
     Raises:
-        ConfigurationError: layers, heads or width out of range, or a width that the scheme cannot serve.
-        UnknownNameError: no such scheme.
+        ConfigurationError: layers, heads or width out of range.
     """
 
-    def __init__(
-        self,
-        operation: Operation,
-        layers: int = 1,
-        heads: int = 1,
-        width: int = 16,
-        length: int = 16,
-        positions: str = "no_position",
-    ) -> None:
+    def __init__(self, operation: Operation, layers: int = 1, heads: int = 1, width: int = 16) -> None:
         super().__init__()
         for name, value, least in (("layers", layers, 1), ("heads", heads, 1), ("width", width, 4)):
             if value < least:
@@ -138,10 +90,6 @@ class TriggerModel(nn.Module):
         self.operation, self.residual = operation, layers > 1 or heads > 1
         self.front = nn.Parameter(torch.normal(0.0, INITIAL_STD, (operation.tokens_in_front, width)))
         self.layers = nn.ModuleList(TriggerAttention(width, heads, operation) for _ in range(layers))
-        # After the maps, which are the same with every scheme.
-        shape = Shape(width, heads, length + operation.tokens_in_front)
-        self.position: PositionScheme = schemes[positions](shape, {})
-        self.position.reset_parameters()
 
     @property
     def attention(self) -> Sequence[TriggerAttention]:
@@ -150,42 +98,32 @@ class TriggerModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Answers ``(batch, length, width)``; attention takes the fastest path that the operation has."""
-        tokens, states, placed = self.begin(inputs)
+        states = self.begin(inputs)
         for layer in self.attention:
-            states = self.updated(states, layer(states, placed)[0])
-        return self.answer(tokens, states)
+            states = self.updated(states, layer(states)[0])
+        return states[:, len(self.front) :]
 
     def with_weights(self, inputs: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
         """Answers, and per layer the weights ``(batch, heads, front + length, front + length)`` and the null mass.
 
         Null masses are ``(batch, heads, length)``, or ``None`` where the operation does not define one.
         """
-        (tokens, states, placed), weights, masses = self.begin(inputs), [], []
+        states, weights, masses = self.begin(inputs), [], []
         for layer in self.attention:
-            update, layer_weights = layer(states, placed, need_weights=True)
-            mass = layer.null_mass(states, placed)
+            update, layer_weights = layer(states, need_weights=True)
+            mass = layer.null_mass(states)
             masses.append(None if mass is None else mass[..., len(self.front) :])
             weights.append(layer_weights)
             states = self.updated(states, update)
-        return self.answer(tokens, states), weights, masses
+        return states[:, len(self.front) :], weights, masses
+
+    def begin(self, inputs: Tensor) -> Tensor:
+        """The tokens, with those in front."""
+        return torch.cat((self.front.expand(len(inputs), -1, -1), inputs), dim=1) if len(self.front) else inputs
 
     def updated(self, states: Tensor, update: Tensor) -> Tensor:
         """What the next layer sees."""
         return states + update if self.residual else update
-
-    def begin(self, inputs: Tensor) -> tuple[Tensor, Tensor, PositionTerms]:
-        """The tokens with those in front, what the first layer sees of them, and what the position scheme says to all."""
-        tokens = torch.cat((self.front.expand(len(inputs), -1, -1), inputs), dim=1) if len(self.front) else inputs
-        places = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        rotation, bias = self.position.rotation(places, tokens.dtype), self.position.score_bias(places, places)
-        bias = None if bias is None else bias.to(tokens.dtype)
-        return tokens, self.position.embed(tokens, places), PositionTerms(self.position, rotation, bias)
-
-    def answer(self, tokens: Tensor, states: Tensor) -> Tensor:
-        """The states behind the last layer without the tokens in front and without what the position scheme added."""
-        if self.residual and type(self.position).embed is not PositionScheme.embed:
-            states = states - self.position.embed(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None]) + tokens
-        return states[:, len(self.front) :]
 
 
 def causal(inputs: Tensor) -> Tensor:

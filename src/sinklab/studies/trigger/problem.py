@@ -1,4 +1,4 @@
-"""The toy problem of trigger models: samples with answers, the model that is trained on them, and when training stops."""
+"""The trigger task as it is trained: problem, model's answers and stop rule; and what no choice of maps can do."""
 
 from __future__ import annotations
 
@@ -7,26 +7,82 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
-from sinklab.operations.relu import Relu
-from sinklab.operations.softmax import Softmax
-from sinklab.registry import positions
-from sinklab.results.naming import counted
 from sinklab.studies.theory.retrieval_task import RetrievalBatch
-from sinklab.studies.theory.trigger_bounds import TriggerHeads, relu_solution, softmax_solution
-from sinklab.studies.theory.trigger_task import Target, TriggerBatch, trigger_batch
-from sinklab.studies.trigger.model import INITIAL_STD, Shape, TriggerModel
+from sinklab.studies.theory.trigger_bounds import Target, TriggerBatch, trigger_batch
+from sinklab.studies.trigger.model import TriggerModel
 
-__all__ = ["Outcome", "Start", "ToyProblem", "Training", "TriggerProblem", "construction", "train"]
+TRIALS = 64
+ROUNDING = 1e-9
+"""Of float64 weights; what is compared is computed in a few steps."""
 
-Start = Literal["random", "construction"]
-"""Small random maps, as released, or the exact constructions of ``theory/trigger_bounds.py`` with noise on them."""
+
+def obstacle(operation: Operation, problem: TriggerProblem) -> tuple[str, float] | None:
+    """Why no maps of one layer solve the task with this operation, and the largest error that all leave; or ``None``.
+
+    ``None`` says that there is no proof, not that there are such maps. The error is a supremum over the sequences of the task.
+    """
+    if problem.layers > 1 or not linear_in_values(operation):
+        return None
+    count = operation.tokens_in_front + (3 if problem.bos else 2)
+    quotient = divisor_quotient(operation, count)
+    if quotient is not None:
+        including = problem.target == "including"
+        first, second = (2.0, 4 / 3) if including else (2.0 * 2, 2.0)
+        error = abs(second * quotient - first) / (2 * quotient + 4)
+        if error > problem.tolerance:
+            wanted = "i - 1" if including else "i - 2"
+            return (
+                f"each weight depends on its own score, and none is divided by {wanted} of {'i' if problem.bos else 'i + 1'} "
+                f"visible keys, so that no mean over {wanted} tokens comes out",
+                error,
+            )
+    alone = problem.heads == 1 and not operation.tokens_in_front
+    error = 0.25 if problem.target == "including" else 0.5
+    without_room = not problem.bos and alone and type(operation).gain is Operation.gain and error > problem.tolerance
+    if without_room and full_rows(operation):
+        return "every row of weights sums to one, and without BOS there is no token that could carry nothing", error
+    return None
+
+
+def divisor_quotient(operation: Operation, count: int) -> float | None:
+    """``d(count + 1) / d(count)`` where a weight is ``φ(score) / d(visible keys)``; ``None`` where it is no such thing.
+
+    The premise is tried on random rows, in float64.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows, others = (3 * torch.randn(TRIALS, 1, 1, count + 1, generator=generator, dtype=torch.float64) for _ in range(2))
+    others[..., 0] = rows[..., 0]
+    of_rows, of_others = (operation.weights(scores, None) for scores in (rows, others))
+    of_fewer = operation.weights(rows[..., :count], None)
+    if (of_rows[..., 0] - of_others[..., 0]).abs().max() > ROUNDING:
+        return None
+    more, fewer = of_rows[..., :count], of_fewer
+    if not bool(((more == 0) == (fewer == 0)).all()) or not bool((more != 0).any()):
+        return None
+    quotients = (fewer / more)[more != 0]
+    quotient = float(quotients.median())
+    return quotient if bool(((quotients / quotient - 1).abs() < ROUNDING).all()) else None
+
+
+def full_rows(operation: Operation) -> bool:
+    """Whether weights are at least 0 and every row sums to one; tried on random rows, in float64."""
+    scores = 3 * torch.randn(TRIALS, 1, 1, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = operation.weights(scores, None)
+    return bool((weights >= 0).all()) and bool(((weights.sum(-1) - 1).abs() < ROUNDING).all())
+
+
+def linear_in_values(operation: Operation) -> bool:
+    """Whether head outputs are weights times values, perhaps with a bias and a gate that the query sets, and with no null."""
+    parts = ("null_scores", "null_value", "finish", "head_outputs")
+    return all(getattr(type(operation), part) is getattr(Operation, part) for part in parts)
+
 
 RATE_ALONE, RATE_RESIDUAL = 1e-3, 1e-4
 
@@ -83,8 +139,7 @@ class ToyProblem(ABC):
         """Raise before any training what would be wrong in it.
 
         Raises:
-            ConfigurationError: a field out of its range, or a position scheme that cannot serve the width.
-            UnknownNameError: no such position scheme.
+            ConfigurationError: a field out of its range.
         """
         for name in self.counts:
             if getattr(self, name) < 1:
@@ -105,16 +160,13 @@ class TriggerProblem(ToyProblem):
 
     name: ClassVar[str] = "trigger"
     counts: ClassVar[tuple[str, ...]] = ("layers", "heads", "batch", "cap")
-    described: ClassVar[tuple[str, ...]] = ("layers", "heads", "positions", "triggers", "start")
+    described: ClassVar[tuple[str, ...]] = ("layers", "heads", "triggers")
 
     layers: int = 1
     heads: int = 1
     width: int = 16
     triggers: int = 1
     target: Target = "including"
-    positions: str = "no_position"
-    start: Start = "random"
-    noise: float = INITIAL_STD
     bos: bool = True
 
     @property
@@ -125,59 +177,12 @@ class TriggerProblem(ToyProblem):
     def residual(self) -> bool:
         return self.layers > 1 or self.heads > 1
 
-    def check(self) -> None:
-        super().check()
-        if self.start not in get_args(Start):
-            raise ConfigurationError(f"trigger task: start {self.start!r} must be one of {', '.join(get_args(Start))}")
-        if not (self.noise >= 0 and math.isfinite(self.noise)):
-            raise ConfigurationError(f"trigger task: noise {self.noise} must be a number from 0; it is a standard deviation")
-        if self.start == "random" and self.noise != INITIAL_STD:
-            raise ConfigurationError(
-                f"trigger task: noise {self.noise} is put on a construction, and the start is random; say start 'construction'"
-            )
-        positions[self.positions].check(Shape(self.width, self.heads, self.length), {})
-
     def draw(self, batch: int, generator: torch.Generator, position: int | None = None) -> TriggerBatch:
         drawn = trigger_batch(batch, self.length, self.width, generator, position, self.target, triggers=self.triggers)
         return drawn if self.bos else TriggerBatch(drawn.inputs[:, 1:], drawn.targets[:, 1:], drawn.positions - 1)
 
-    @torch.no_grad()
     def untrained(self, operation: Operation) -> TriggerModel:
-        model = TriggerModel(operation, self.layers, self.heads, self.width, self.length, self.positions)
-        if self.start == "construction":
-            maps, layer = construction(operation, self), model.attention[0]
-            for linear, whole in (
-                (layer.q_proj, maps.query.flatten(0, 1)),
-                (layer.k_proj, maps.key.flatten(0, 1)),
-                (layer.v_proj, maps.value.flatten(0, 1)),
-                (layer.o_proj, torch.cat(list(maps.output), dim=1)),
-            ):
-                linear.weight.copy_(whole + self.noise / INITIAL_STD * linear.weight)
-        return model
-
-
-def construction(operation: Operation, problem: TriggerProblem) -> TriggerHeads:
-    """Maps that solve the task with ``operation``: :mod:`sinklab.studies.theory.trigger_bounds`.
-
-    ReLU's leave no error; those of softmax half of the tolerance, so that they meet the stop rule with room to spare.
-
-    Raises:
-        ConfigurationError: none are known for this operation or problem.
-    """
-    if problem.residual or not problem.bos or problem.positions != "no_position":
-        raise ConfigurationError(
-            f"start 'construction' with {counted(problem.layers, 'layer')} of {counted(problem.heads, 'head')}, "
-            f"bos={problem.bos} and positions {problem.positions!r}; constructions are known for one layer with "
-            "one head, with BOS and without positions"
-        )
-    if operation == Softmax():
-        return softmax_solution(problem.width, problem.length, min(problem.tolerance, 1.0) / 2, problem.target)
-    if operation == Relu(uncounted=1) and problem.target == "including":
-        return relu_solution(problem.width)
-    raise ConfigurationError(
-        f"start 'construction' with operation {operation.to_dict()} and target {problem.target!r}; constructions are known for "
-        "softmax, and for relu divided by i - 1 with the target 'including'"
-    )
+        return TriggerModel(operation, self.layers, self.heads, self.width)
 
 
 Outcome = Literal["solved", "cap", "diverged"]
@@ -217,8 +222,7 @@ def train(
         progress: called with steps done and the cap.
 
     Raises:
-        ConfigurationError: a field of the problem out of its range, or no construction to start from.
-        UnknownNameError: no such position scheme.
+        ConfigurationError: a field of the problem out of its range.
     """
     problem.check()
     model, begun = problem.build(operation, seed), time.process_time()

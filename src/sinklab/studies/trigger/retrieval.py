@@ -13,11 +13,8 @@ from sinklab.results.metric import Metric, Row
 from sinklab.results.table import finite
 from sinklab.studies.theory.retrieval_task import BOS, RetrievalBatch, RetrievalTarget, divisor_error, retrieval_batch
 from sinklab.studies.trigger.evaluation import EVALUATION_SEED, MAX_ERROR
-from sinklab.studies.trigger.expressible import divisor_quotient, linear_in_values
 from sinklab.studies.trigger.model import TriggerModel
-from sinklab.studies.trigger.problem import ToyProblem
-
-__all__ = ["RetrievalNumbers", "RetrievalProblem", "evaluate_retrieval", "retrieval_obstacle"]
+from sinklab.studies.trigger.problem import ToyProblem, divisor_quotient, linear_in_values
 
 METRICS = (
     Metric("before_bos_mean", "weight", "Mean weight on BOS of content tokens before the trigger."),

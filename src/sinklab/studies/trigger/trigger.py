@@ -21,9 +21,6 @@ from sinklab.studies.arguments import (
     parse_seeds,
 )
 
-__all__ = ["trigger"]
-
-
 OPERATIONS = {"trigger": "softmax,relu", "retrieval": "softmax,relu:power=0"}
 """By default; of retrieval undivided ReLU, since ReLU divided by a number of keys provably cannot do it."""
 
@@ -43,10 +40,7 @@ def trigger(
     position: int | None = None,
     target: Literal["including", "preceding", "value", "token"] | None = None,
     triggers: int = 1,
-    positions: str = "no_position",
     bos: bool = True,
-    start: Literal["random", "construction"] = "random",
-    noise: float = 0.02,
     batch: StepSamples = 128,
     learning_rate: float | None = None,
     tolerance: Tolerance = 5e-3,
@@ -78,10 +72,7 @@ def trigger(
         target: What the trigger averages: including itself (as released), or those preceding it. Of retrieval, what it
             answers: the value of the token that it asks for, or all of the token.
         triggers: Number of triggers in each sample, at distinct positions; each averages the earlier ones with the content.
-        positions: Position scheme, from 'sinklab list positions'.
         bos: Begin samples with BOS.
-        start: Small random maps (as released), or the exact solution with noise; softmax and relu, one head.
-        noise: Standard deviation of the noise on the exact solution.
         learning_rate: Of Adam; by default 1e-3 for one layer with one head and 1e-4 otherwise.
 
     Returns:
@@ -92,13 +83,13 @@ def trigger(
         ConfigurationError: nothing to train, an argument out of its range or of the other task, no operation that can do the
             task, or a lab of other settings to go on with.
         InputError: the directory exists or cannot be made, or a stored model cannot be read.
-        UnknownNameError: no such operation or position scheme.
+        UnknownNameError: no such operation.
 
     Examples:
         sinklab trigger
         sinklab trigger --operation all --seeds 0 --out build/trigger
         sinklab trigger --operation softmax,relu --layers 2 --heads 2 --seeds 0..4 --out build/two  (half a minute a run)
-        sinklab trigger --positions rotary --triggers 3
+        sinklab trigger --triggers 3
         sinklab trigger --operation softpick,sink_logit --no-bos --json
         sinklab trigger --task retrieval --operation softmax,softpick,sink_logit --out build/retrieval
     """
@@ -108,8 +99,7 @@ def trigger(
 
     kind: type[ToyProblem] = RetrievalProblem if task == "retrieval" else TriggerProblem
     given = {
-        "layers": layers, "heads": heads, "width": width, "keys": keys, "values": values, "triggers": triggers,
-        "positions": positions, "bos": bos, "start": start, "noise": noise,
+        "layers": layers, "heads": heads, "width": width, "keys": keys, "values": values, "triggers": triggers, "bos": bos,
     }  # fmt: skip
     usual = {
         field.name: field.default for field in (*dataclasses.fields(TriggerProblem), *dataclasses.fields(RetrievalProblem))

@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, ExportPlan, approximated, expressed, not_expressible
 
-__all__ = ["ENGINE", "Kvpress"]
-
 BITS = {"int8": 8, "int4": 4}
 
 

@@ -7,8 +7,6 @@ from typing import ClassVar
 from sinklab.policies.blocks import Blocks
 from sinklab.studies.export.base import Answer, Engine, ExportPlan, approximated, expressed, not_expressible
 
-__all__ = ["ENGINE", "LlamaCpp"]
-
 PADDED = 256
 """The context is rounded up to a multiple of this (llama-context.cpp, pull request 17046)."""
 

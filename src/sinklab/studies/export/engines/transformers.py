@@ -9,8 +9,6 @@ from typing import ClassVar
 from sinklab.policies.base import SlotPolicy
 from sinklab.studies.export.base import Answer, Engine, ExportPlan, expressed, not_expressible
 
-__all__ = ["ENGINE", "Transformers"]
-
 
 class Transformers(Engine):
     """A script around :func:`sinklab.open_reader`, which is what ``sinklab cache`` measures with."""

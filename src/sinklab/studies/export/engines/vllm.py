@@ -8,8 +8,6 @@ from typing import ClassVar
 
 from sinklab.studies.export.base import Answer, Engine, ExportPlan, approximated, not_expressible
 
-__all__ = ["ENGINE", "Vllm"]
-
 TYPES = {"int8": "int8_per_token_head", "int4": "int4_per_token_head"}
 
 

@@ -1,4 +1,4 @@
-"""Encoder–decoders: pairs of texts, the target shifted as the model does, three kinds of attention reported apart."""
+"""Audits of masked models and encoder–decoders: hidden tokens and pairs of texts, whose losses and sinks stay apart."""
 
 from __future__ import annotations
 
@@ -9,25 +9,147 @@ import pytest
 import torch
 import transformers
 from tests.conftest import make_sinklm
+from tests.test_real_models import real
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sinklab import audit, measure
-from sinklab.cli.pages import compare
+from sinklab.cli.catalogue import compare
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
-from sinklab.models.loading import LoadedModel, wrap_model
+from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.models.losses import IGNORED
 from sinklab.models.positions import short_target_warning
 from sinklab.sinks import find_sinks
 from sinklab.studies.audit.compare import Comparison
-from sinklab.studies.audit.folder import read_audit
-from sinklab.studies.audit.page import head_data
+from sinklab.studies.audit.page import head_data, read_audit
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+CLS, SEP, MASK = 2, 3, 4
+WIDTH = 64
+
+
+def bert(sink: int | None = None, *, mask: bool = True, factor: float = 3.0) -> LoadedModel:
+    """A model of one layer and two heads; with a token, its first head gives nearly all its attention to that token."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS), hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.BertForMaskedLM(config)
+    with torch.no_grad():
+        table = torch.linalg.qr(torch.randn(WIDTH, WIDTH))[0][: len(WORDS)]
+        model.bert.embeddings.word_embeddings.weight.copy_(table)
+        model.bert.embeddings.position_embeddings.weight.zero_()
+        model.bert.embeddings.token_type_embeddings.weight.zero_()
+        if sink is not None:
+            attention = model.bert.encoder.layer[0].attention.self
+            attention.query.weight[: WIDTH // 2] = 0.0
+            attention.key.weight[: WIDTH // 2] = 0.0
+            attention.query.bias[0], attention.key.weight[0] = factor, factor * table[sink]
+    words = {word: number for number, word in enumerate(WORDS) if mask or word != "[MASK]"}
+    tokenizer = transformers.BertTokenizerFast(vocab=words, **({} if mask else {"mask_token": None}))
+    return wrap_model(model, tokenizer, name="bert")
+
+
+TEXT = "the quick brown fox jumps over the lazy dog while seven wizards box quietly near an old fjord bank\n\n"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text("".join(TEXT[4 * shift :] for shift in range(12)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def result(text, tmp_path_factory):
+    out = tmp_path_factory.mktemp("audit") / "bert"
+    return audit(bert(CLS), corpus=str(text), seq_len=24, samples=8, out=out)
+
+
+def test_the_loss_is_that_of_hidden_tokens_alone(result, text):
+    """Of the same samples, counted by hand from the model's own logits; attention is measured on the text as it is."""
+    loaded = bert(CLS)
+    drawn = draw_samples(loaded, resolve_corpus(str(text)), seq_len=24, samples=8, seed=0, bos=True)
+    hidden, targets = drawn.scored.tokens, drawn.scored.targets
+    at = targets != IGNORED
+    assert at.sum(1).tolist() == [round(0.15 * 22)] * 8
+    assert bool((hidden[at] == MASK).all())
+    assert torch.equal(torch.where(at, targets, hidden), drawn.tokens)
+    assert not (drawn.tokens == MASK).any()
+    with torch.no_grad():
+        own = torch.nn.functional.cross_entropy(loaded.model(input_ids=hidden).logits[at].double(), targets[at])
+    summary = result.summary
+    assert summary["loss"] == pytest.approx(own.item(), rel=1e-5)
+    assert (summary["loss_kind"], summary["bits_per_byte"]) == ("masked token", None)
+    assert (
+        "masked-LM loss, cross-entropy of 15 % of the tokens of each sample, all hidden by [MASK], seed 0"
+        in (summary["loss_definition"])
+    )
+
+
+def test_samples_are_framed_and_the_sink_has_its_name(result, capsys):
+    summary = result.summary
+    assert (summary["bos"], summary["bos_name"]) == (1, "[CLS] and [SEP]")
+    assert summary["sink_role"] == "position 0, token “[CLS]”"
+    assert summary["sinks"]["sinks"][0]["rate"] == 50.0  # one head of two, in every sample
+    assert [(c["corpus"], c["bos"]) for c in summary["conditions"][:2]] == [("words.txt", 1), ("words.txt", 0)]
+    assert summary["conditions"][1]["sink"] == "none"
+    result.show()
+    shown = capsys.readouterr().out
+    assert "words.txt with [CLS] and [SEP]" in shown
+    assert "nats per hidden token" in shown
+    page = (result.folder / "report.html").read_text(encoding="utf-8")
+    for place in (shown, page):
+        assert "without [CLS] and [SEP]" in place
+        assert "without BOS" not in place
+
+
+def test_separators_at_the_end_are_seen_although_no_causal_model_would_see_them(text):
+    summary = audit(bert(SEP), corpus=str(text), seq_len=24, samples=8, cache=False).summary
+    assert summary["sink_role"] == "position 23, token “[SEP]”"
+    assert summary["conditions"][0]["top_position"] == 23
+    assert summary["candidate_positions"] == 24
+
+
+def test_a_tokenizer_without_a_mask_token_gives_no_loss_and_says_so(text):
+    summary = audit(bert(mask=False), corpus=str(text), seq_len=24, samples=4, cache=False).summary
+    assert (summary["loss"], summary["loss_kind"]) == (None, "masked token")
+    assert summary["warnings"] == [
+        "BertForMaskedLM predicts hidden tokens, and its tokenizer has no mask token to hide them with: no loss."
+    ]
+
+
+def test_a_masked_loss_is_never_ranked_with_another(result, checkpoint, text, tmp_path):
+    decoder = audit(str(checkpoint), corpus=str(text), seq_len=24, samples=8, cache=False, out=tmp_path / "decoder")
+    table = Comparison([result.folder, decoder.folder]).table
+    assert table.loc["loss (nats per hidden token)"].notna().tolist() == [True, False]
+    assert table.loc["loss (nats per token)"].notna().tolist() == [False, True]
+
+
+def test_the_cls_of_a_chemistry_albert_receives_what_the_models_own_weights_say():
+    """Published for whole reactions: 0.13 to 0.14 on average, 0.02 in the first layer, uniform 0.02 to 0.03."""
+    path = real("rxnmapper-albert")
+    corpus = resolve_corpus(str(path / "reactions.txt"))
+    found = measure(str(path), probes=["attention_received"], corpus=corpus, seq_len=48, samples=8)
+    by_layer = found.table.query("key_position == 0").groupby("layer")["value"].mean()
+    loaded = load_model(str(path), attn_implementation="eager")
+    drawn = draw_samples(loaded, corpus, seq_len=48, samples=8, seed=0, bos=True)
+    assert loaded.encoder.bos_name == "[CLS] and [SEP]"
+    with torch.no_grad():
+        weights = loaded.model(input_ids=drawn.tokens, output_attentions=True).attentions
+    # Sums of 8 * 8 * 48 float32 weights below 1, in two orders: some 1e-6.
+    assert by_layer.tolist() == pytest.approx([layer[..., 0].mean().item() for layer in weights], abs=1e-5)
+    assert 0.10 < by_layer.mean() < 0.14
+    assert by_layer.loc[0] < 0.03
+    assert by_layer.loc[6:].min() > 0.1
+
+
 VOCABULARY = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", "<s>", *LETTERS])}
 PAD, END, START = 0, 1, 3
-WIDTH, LENGTH = 64, 12
+LENGTH = 12
 
 
 def tokenizer(template: str) -> transformers.PreTrainedTokenizerFast:
@@ -84,7 +206,7 @@ def tsv(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def result(tsv, tmp_path_factory):
+def paired(tsv, tmp_path_factory):
     out = tmp_path_factory.mktemp("audit") / "bart"
     return audit(bart(), corpus=str(tsv), seq_len=LENGTH, samples=16, out=out)
 
@@ -105,32 +227,24 @@ def test_what_the_model_is_given(tsv):
     assert (drawn.kind, max(len(row[row != IGNORED]) for row in labels)) == ("pairs", LENGTH)
 
 
-def test_texts_that_fit_are_not_cut(tmp_path):
-    """Sources have 4 and 5 tokens with those round them, targets 5 and 6: to five tokens one text is cut, to six none."""
-    (tmp_path / "a.tsv").write_text("ab\tcde\nabc\tdefg\n")
-    corpus = resolve_corpus(str(tmp_path / "a.tsv"))
-    for length, said in ((5, "1 text cut to 5"), (6, "0 texts cut to 6"), (4, "3 texts cut to 4")):
-        assert said in draw_samples(bart(), corpus, seq_len=length, samples=2, seed=0, bos=True).definition
-
-
-def test_the_loss_is_the_models_own(result, tsv):
+def test_the_loss_is_the_models_own(paired, tsv):
     loaded = bart()
     drawn = draw_samples(loaded, resolve_corpus(str(tsv)), seq_len=LENGTH, samples=16, seed=0, bos=True)
     with torch.no_grad():
         own = loaded.model(**{k: v for k, v in drawn.arguments.items() if k != "decoder_input_ids"}, labels=drawn.targets).loss
-    assert "policies have no loss to compare" in result.summary["cache"]["refused"]
-    assert result.summary["loss"] == pytest.approx(own.item(), rel=1e-5)
-    assert (result.summary["loss_kind"], result.summary["bits_per_byte"]) == ("target token", None)
+    assert "policies have no loss to compare" in paired.summary["cache"]["refused"]
+    assert paired.summary["loss"] == pytest.approx(own.item(), rel=1e-5)
+    assert (paired.summary["loss_kind"], paired.summary["bits_per_byte"]) == ("target token", None)
 
 
-def test_targets_so_short_that_an_even_share_passes_are_said(result, tsv):
+def test_targets_so_short_that_an_even_share_passes_are_said(paired, tsv):
     """An even share of the first of T positions, over the queries, is (1 + 1/2 + … + 1/T) / T: above 0.3 up to nine tokens."""
     loaded = bart()
     drawn = draw_samples(loaded, resolve_corpus(str(tsv)), seq_len=LENGTH, samples=16, seed=0, bos=True)
     lengths = drawn.arguments["decoder_attention_mask"].sum(1).tolist()
     short = [length for length in lengths if length <= 9]
     assert 0 < len(short) < 16
-    said = [text for text in result.summary["warnings"] if "looks at all keys alike" in text]
+    said = [text for text in paired.summary["warnings"] if "looks at all keys alike" in text]
     assert said == [
         f"{len(short)} of 16 targets have {min(short)} to {max(short)} tokens, where a head of the decoder that looks at all "
         "keys alike gives the first position more than 0.3 of its attention: that many heads do so says nothing of a sink; "
@@ -142,27 +256,27 @@ def test_targets_so_short_that_an_even_share_passes_are_said(result, tsv):
     assert short_target_warning(longer, 0.3) == ""
 
 
-def test_three_kinds_of_attention_are_reported_apart(result, capsys):
+def test_three_kinds_of_attention_are_reported_apart(paired, capsys):
     """Planted: half of the heads of cross-attention at the end of a source, wherever that is; nothing in the encoder."""
-    encoder, _, cross = parts = result.summary["parts"]
+    encoder, _, cross = parts = paired.summary["parts"]
     assert [(part["part"], part["num_heads"]) for part in parts] == [("encoder", 2), ("decoder", 2), ("cross-attention", 2)]
     assert cross["sink_role"] == "the first “</s>”"
     assert (cross["sinks"]["sinks"][0]["rate"], cross["sink_heads"]) == (50.0, 1)
     assert encoder["sinks"]["sinks"] == []
     for part in parts:
-        whole = result.table.query(
+        whole = paired.table.query(
             "metric == 'gu2024' and layer.isna() and key_position == 0 and corpus == 'letters.tsv' and bos == 1"
         )
         assert part["sink_rate_gu2024"] == whole.set_index("part")["value"][part["part"]]
-    result.show()
+    paired.show()
     shown = " ".join(capsys.readouterr().out.split())
     assert "heads: 2 in the encoder, 2 in the decoder, 2 in the cross-attention" in shown
     assert "cross-attention the first “</s>”: 1 of 2 heads, sink rate 50.0 %" in shown
     assert "nats per target token" in shown
 
 
-def test_numbers_about_a_sink_are_about_that_of_the_part(result):
-    rows = result.table.query("metric == 'sink_column_weight' and layer.notna() and corpus == 'letters.tsv'")
+def test_numbers_about_a_sink_are_about_that_of_the_part(paired):
+    rows = paired.table.query("metric == 'sink_column_weight' and layer.notna() and corpus == 'letters.tsv'")
     assert rows.groupby("part")["sink"].nunique().to_dict() == {"encoder": 1, "decoder": 1, "cross-attention": 1}
     cross = rows[rows["part"] == "cross-attention"].set_index("head")
     assert set(cross["sink"]) == {"the first “</s>”"}
@@ -201,16 +315,6 @@ def test_files_of_every_form_hold_the_same_pairs(tsv, tmp_path):
     assert sorted(resolve_corpus({"name": "pairs", **settings}).pairs(0)) == sorted(PAIRS)
 
 
-def test_a_dataset_of_two_columns_holds_pairs(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    made = datasets.Dataset.from_dict({"en": [source for source, _ in PAIRS], "de": [target for _, target in PAIRS]})
-    made.to_parquet(tmp_path / "pairs.parquet")
-    corpus = resolve_corpus({"name": "pairs", "path": str(tmp_path / "pairs.parquet"), "source": "en", "target": "de"})
-    assert sorted(corpus.pairs(0)) == sorted(PAIRS)
-    with pytest.raises(InputError, match=r"pair 1 has no 'source'; it has 'en', 'de': name the columns"):
-        next(resolve_corpus({"name": "pairs", "path": str(tmp_path / "pairs.parquet")}).pairs(0))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -238,12 +342,6 @@ def test_a_row_of_names_is_no_pair(tmp_path, names):
     (tmp_path / "a.tsv").write_text(f"{names.replace(',', chr(9)).replace(chr(34), '')}\nd e\tf\n")
     for name in ("a.csv", "a.tsv"):
         assert list(resolve_corpus(str(tmp_path / name)).pairs(0)) == [("d e", "f")]
-
-
-def test_columns_that_differ_in_capitals_are_told_apart_where_both_are_there(tmp_path):
-    (tmp_path / "a.tsv").write_text("EN\ten\tDe\nx\td e\tf\n")
-    corpus = resolve_corpus({"name": "pairs", "path": str(tmp_path / "a.tsv"), "source": "en", "target": "de"})
-    assert list(corpus.pairs(0)) == [("d e", "f")]
 
 
 def test_what_cannot_be_read_is_refused_in_one_line(tsv, checkpoint):
@@ -278,10 +376,10 @@ def test_other_commands_refuse_in_one_line(tmp_path):
     assert "policies have no loss to compare" in summary["cache"]["refused"]
 
 
-def test_the_page_shows_the_parts_apart(result):
-    page = (result.folder / "report.html").read_text(encoding="utf-8")
+def test_the_page_shows_the_parts_apart(paired):
+    page = (paired.folder / "report.html").read_text(encoding="utf-8")
     assert [part for part in ("encoder", "decoder", "cross-attention") if f"{part} · natural text" in page][2:]
-    whole = read_audit(result.folder)
+    whole = read_audit(paired.folder)
     assert [row.label for row in whole.numbers.grid] == ["enc 0", "dec 0", "cross 0"]
     views = {view.part: view for view in whole.views}
     rates = {part: view.numbers.by_head_and_position("sink_rate", "gu2024", LENGTH) for part, view in views.items()}
@@ -310,26 +408,14 @@ def test_sinks_of_a_part_are_found_from_python():
         find_sinks(make_sinklm(vocab_size=30), source, part="encoder")
 
 
-def test_parts_are_compared_as_models_are(result, tsv, tmp_path):
+def test_parts_are_compared_as_models_are(paired, tsv, tmp_path):
     other = audit(bart(sink=None), corpus=str(tsv), seq_len=LENGTH, samples=16, cache=False, out=tmp_path / "plain")
-    table = Comparison([result.folder, other.folder]).table
+    table = Comparison([paired.folder, other.folder]).table
     assert len(table.columns) == 6
     heads = table.loc["strongest sink: heads"]
     assert [heads[name] for name in heads.index if "cross" in name] == ["1 of 2", "0 of 2"]
-    said = Comparison([result.folder, other.folder]).findings
+    said = Comparison([paired.folder, other.folder]).findings
     assert [line.partition(": ")[0] for line in said] == list(table.columns)
-    assert list(compare([result.folder, other.folder]).display({}))  # what the terminal shows
-    page = Comparison([result.folder, other.folder]).write(tmp_path / "both.html").read_text(encoding="utf-8")
+    assert list(compare([paired.folder, other.folder]).display({}))  # what the terminal shows
+    page = Comparison([paired.folder, other.folder]).write(tmp_path / "both.html").read_text(encoding="utf-8")
     assert page.count('class="one"') == 6
-
-
-def test_an_encoder_by_itself_reads_texts_and_no_pairs(tmp_path):
-    """Its configuration is that of the whole model, and says that there are two sides."""
-    loaded = bart()
-    text = tmp_path / "letters.txt"
-    text.write_text("".join(random.Random(0).choices(LETTERS, k=4000)))
-    alone = wrap_model(loaded.model.get_encoder(), loaded.tokenizer)
-    arguments = {"corpus": str(text), "samples": 4, "seq_len": LENGTH}
-    found = audit(alone, **arguments, cache=False).summary
-    assert (found["parts"], found["num_heads"], found["kind"]) == ([], 2, "text")
-    assert measure(alone, probes=["entropy"], **arguments).table["part"].isna().all()

@@ -1,4 +1,4 @@
-"""Nearest point: hulls with known answers, a quadratic program solver on small cases, bounds that hold, and bad input."""
+"""Distances of convex hulls from 0 and the certificate made of them, against other solvers, fine grids and known hulls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
+from scipy.optimize import minimize_scalar
 
 from sinklab.errors import InputError, MeasurementError
-from sinklab.studies.theory import nearest_point
-from sinklab.studies.theory.nearest_point import nearest_to_origin
+from sinklab.studies.theory.hull_certificate import certify_hulls, nearest_to_origin
+from sinklab.studies.theory.trigger_bounds import trigger_batch
 
 
 def solve(vectors, tolerance=1e-6, **options):
@@ -47,36 +47,12 @@ def by_enumeration(vectors):
     return best
 
 
-def by_slsqp(vectors):
-    count = len(vectors)
-    gram = vectors @ vectors.T
-    done = minimize(
-        lambda weights: weights @ gram @ weights,
-        np.full(count, 1 / count),
-        jac=lambda weights: 2 * gram @ weights,
-        bounds=[(0, 1)] * count,
-        constraints=[{"type": "eq", "fun": lambda weights: weights.sum() - 1}],
-        method="SLSQP",
-        options={"ftol": 1e-14, "maxiter": 500},
-    )
-    return max(done.fun, 0.0) ** 0.5
-
-
 @given(st.integers(1, 6), st.integers(1, 5), st.floats(-2, 2), st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
 def test_against_all_faces(count, dim, shift, seed):
     vectors = np.random.default_rng(seed).normal(size=(count, dim)) + shift
     found = solve(vectors)
     assert found.upper.item() == pytest.approx(by_enumeration(vectors), abs=1.1e-6 * found.scale.item())
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("count", "dim", "shift"), [(12, 30, 0.0), (30, 12, 0.6), (40, 8, 0.0), (25, 25, 0.2)])
-def test_against_a_quadratic_program_solver(count, dim, shift, seed):
-    vectors = np.random.default_rng(seed).normal(size=(count, dim)) + shift
-    found = solve(vectors)
-    # SLSQP stops at changes of |y|² of 1e-14: an error of 1e-7 of a norm near 0, less of others; ours of 1e-6.
-    assert found.upper.item() == pytest.approx(by_slsqp(vectors), abs=2e-6 * found.scale.item())
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12))
@@ -86,15 +62,6 @@ def test_simplex(lengths):
     heights = torch.tensor(lengths, dtype=torch.float64)
     found = solve(torch.diag(heights))
     assert found.upper.item() == pytest.approx(heights.pow(-2).sum().item() ** -0.5, abs=1.1e-6 * max(lengths))
-
-
-@given(st.lists(st.floats(-10, 10), min_size=1, max_size=10), st.floats(0, 5))
-@settings(deadline=None)
-def test_points_on_a_line(places, height):
-    # (x_k, h): the nearest is (0, h) if 0 is between them, else the nearest end.
-    found = solve([[place, height] for place in places])
-    nearest = 0.0 if min(places) <= 0 <= max(places) else min(map(abs, places))
-    assert found.upper.item() == pytest.approx((nearest**2 + height**2) ** 0.5, abs=1.1e-6 * max(found.scale.item(), 1e-12))
 
 
 @given(st.integers(1, 6), st.integers(1, 10), st.integers(0, 2**31))
@@ -173,14 +140,6 @@ def test_hulls_of_a_group_share_vertices_and_empty_ones_have_no_distance():
         assert found.upper[group, hull].item() == pytest.approx(alone.upper.item(), abs=1e-6 * alone.scale.item())
 
 
-def test_blocks_do_not_matter(monkeypatch):
-    vectors = torch.randn(3, 12, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
-    members = torch.ones(12, 12, dtype=torch.bool).tril().repeat(3, 1, 1)
-    whole = nearest_to_origin(vectors @ vectors.mT, members)
-    monkeypatch.setattr(nearest_point, "_BLOCK_NUMBERS", 700)
-    torch.testing.assert_close(nearest_to_origin(vectors @ vectors.mT, members).upper, whole.upper, rtol=0, atol=1e-3)
-
-
 @given(st.floats(0, 1), st.integers(0, 2**31))
 @settings(max_examples=40, deadline=None)
 def test_pulled_hulls_are_hulls_of_pulled_vertices(share, seed):
@@ -218,3 +177,155 @@ def test_start_is_taken_and_its_own_bounds_hold_at_once():
 def test_bad_input(gram, members, options, complaint):
     with pytest.raises(InputError, match=complaint):
         nearest_to_origin(gram, members, **options)
+
+
+TIGHT = 1e-6
+
+
+def certify(vectors, sink=0, delta=None, tolerance=TIGHT):
+    vectors = torch.as_tensor(vectors, dtype=torch.float64)
+    visible = torch.ones(1, 1, len(vectors), dtype=torch.bool)
+    return certify_hulls((vectors @ vectors.T)[None], visible, sink, delta=delta, tolerance=tolerance)
+
+
+def near(value, **options):
+    return pytest.approx(value, abs=1e-5, **options)
+
+
+def test_a_head_that_needs_its_sink():
+    # Content at height 1; the sink writes nothing. Weight a leaves 1 - a.
+    found = certify([[0.0, 0.0], [1.0, 1.0], [-1.0, 1.0], [3.0, 1.0]], delta=0.25)
+    assert found.with_upper.item() == near(0.0)
+    assert found.without_upper.item() == near(1.0)
+    assert found.gap.item() == near(1.0)
+    assert found.chosen_weight.item() == near(1.0)
+    assert found.sink_norm.item() == 0.0
+    assert found.needed_lower.item() == near(0.75)
+    assert found.needed_upper.item() == near(0.75)
+
+
+def test_a_sink_that_pulls_below_zero():
+    # Sink at height -1: weight a gives 1 - 2a, so that 1/2 makes it 0 and (1 - δ)/2 makes it δ.
+    found = certify([[0.0, 1.0], [5.0, 1.0], [0.0, -1.0]], sink=2, delta=0.5)
+    assert found.with_upper.item() == near(0.0)
+    assert found.chosen_weight.item() == near(0.5)
+    assert (found.needed_lower.item(), found.needed_upper.item()) == (near(0.25), near(0.25))
+
+
+def test_a_head_that_needs_no_sink():
+    found = certify([[0.1, 0.0], [1.0, 0.0], [-1.0, 0.0]], delta=0.2)
+    assert found.gap.item() == near(0.0)
+    assert (found.needed_lower.item(), found.needed_upper.item()) == (0.0, 0.0)
+
+
+def test_a_head_that_cannot_be_silent_at_all():
+    found = certify([[0.0, 1.0], [1.0, 2.0], [-1.0, 2.0]], delta=0.5)
+    assert found.with_lower.item() == near(1.0)
+    assert found.without_lower.item() == near(2.0)
+    assert found.needed_lower.item() == found.needed_upper.item() == float("inf")
+
+
+def least_at(vectors, sink, weight):
+    """D(a) by the solver, of hulls whose vertices were pulled by hand."""
+    others = torch.cat((vectors[:sink], vectors[sink + 1 :]))
+    pulled = weight * vectors[sink] + (1 - weight) * others
+    members = torch.ones(1, 1, len(pulled), dtype=torch.bool)
+    return nearest_to_origin((pulled @ pulled.T)[None], members, tolerance=TIGHT).upper.item()
+
+
+@given(st.integers(2, 9), st.integers(1, 6), st.floats(0, 1.5), st.floats(0.02, 0.98), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_needed_weight_against_the_definition(count, dim, shift, where, seed):
+    vectors = torch.as_tensor(np.random.default_rng(seed).normal(size=(count, dim)) + shift)
+    vectors[0] *= 0.1
+    plain = certify(vectors)
+    least, most = plain.with_upper.item(), plain.without_upper.item()
+    if most - least < 1e-3:
+        return
+    delta = least + where * (most - least)
+    found = certify(vectors, delta=delta)
+    lower, upper = found.needed_lower.item(), found.needed_upper.item()
+    assert 0 <= lower <= upper <= plain.chosen_weight.item() + 1e-9
+    scale = plain.scale.item()
+    # Up to the tolerances of two solves: not enough on the left, enough on the right.
+    assert least_at(vectors, 0, max(lower - 1e-9, 0)) >= delta - 4 * TIGHT * scale
+    assert least_at(vectors, 0, upper) <= delta + 4 * TIGHT * scale
+    # The bracket is as narrow as the tolerance of the norm and the slope at the end allow.
+    slope = (most - delta) / max(upper, 1e-9)
+    if (delta - least) > 0.05 * (most - least):
+        assert upper - lower <= 1e-4 + 1e-4 * scale / slope
+
+
+def test_the_least_output_is_convex_and_its_minimum_is_the_whole_hull():
+    vectors = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) + 1
+    vectors[0] *= 0.1
+    found = certify(vectors)
+    best = minimize_scalar(
+        lambda weight: least_at(vectors, 0, weight), bounds=(0, 1), method="bounded", options={"xatol": 1e-9}
+    )
+    assert found.with_upper.item() == pytest.approx(best.fun, abs=1e-5)
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=20, deadline=None)
+def test_coarse_bounds_enclose_the_tight_ones(seed):
+    vectors = torch.as_tensor(np.random.default_rng(seed).normal(size=(20, 6)) + 0.7)
+    vectors[0] *= 0.05
+    delta = 0.5 * certify(vectors).without_upper.item() + 0.5 * certify(vectors).with_upper.item()
+    tight, coarse = certify(vectors, delta=delta), certify(vectors, delta=delta, tolerance=0.05)
+    room = 1e-4
+    for which in ("with", "without"):
+        assert getattr(coarse, f"{which}_lower") <= getattr(tight, f"{which}_upper") + room
+        assert getattr(coarse, f"{which}_upper") >= getattr(tight, f"{which}_lower") - room
+    assert coarse.needed_lower <= tight.needed_upper + room
+    assert coarse.needed_upper >= tight.needed_lower - room
+
+
+def test_the_trigger_task_needs_its_sink():
+    # Two coordinates of every token but BOS add up to 1: no mixture is shorter than 1/√2, and δ leaves √2 δ off BOS.
+    drawn = trigger_batch(4, 16, 16, torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens = drawn.inputs.clone()
+    tokens[:, 0] = 0  # the value of BOS in a model that has solved the task
+    visible = torch.ones(16, 16, dtype=torch.bool).tril().repeat(4, 1, 1)
+    asked = torch.arange(16).expand(4, 16) > 0
+    for delta in (0.0, 0.1, 0.5):
+        found = certify_hulls(tokens @ tokens.mT, visible, 0, delta=delta, tolerance=TIGHT, asked=asked)
+        assert (found.without_lower >= 0.5**0.5 - 1e-5)[asked].all()
+        assert (found.with_upper <= 1e-5)[asked].all()
+        assert (found.needed_lower >= 1 - 2**0.5 * delta - 1e-5)[asked].all()
+
+
+def test_many_heads_and_queries_at_once_are_those_alone():
+    vectors = torch.randn(3, 8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.4
+    vectors[:, 0] *= 0.1
+    visible = torch.ones(8, 8, dtype=torch.bool).tril().repeat(3, 1, 1)
+    asked = torch.ones(3, 8, dtype=torch.bool)
+    asked[:, 0] = False  # sees the sink alone
+    found = certify_hulls(vectors @ vectors.mT, visible, 0, delta=0.3, tolerance=TIGHT, asked=asked)
+    assert torch.equal(found.counted, asked)
+    for head in range(3):
+        for query in range(1, 8):
+            alone = certify(vectors[head, : query + 1], delta=0.3)
+            for name in ("with_upper", "without_lower", "needed_lower", "needed_upper"):
+                ours, theirs = getattr(found, name)[head, query].item(), getattr(alone, name).item()
+                assert ours == pytest.approx(theirs, abs=1e-4 if name.startswith("needed") else 1e-5), (name, head, query)
+
+
+TRIANGLE = torch.ones(3, 3, dtype=torch.bool).tril()[None]
+EYE = torch.eye(3)[None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "complaint"),
+    [
+        ((EYE, TRIANGLE, 0), {}, "query 0 of head 0 sees 1 keys; .* needs at least two"),
+        ((EYE, TRIANGLE[:, 1:], 2), {}, "query 0 of head 0 does not see its sink, key 2"),
+        ((EYE, TRIANGLE[:, 1:], 3), {}, "sink 3 is not the index of a key; there are 3"),
+        ((EYE, TRIANGLE[:, 1:], 0), {"delta": -0.5}, "delta -0.5 must be at least 0"),
+        ((EYE, TRIANGLE[:, 1:], 0), {"delta": float("nan")}, "delta nan must be at least 0"),
+        ((EYE * float("inf"), TRIANGLE[:, 1:], 0), {}, "not finite"),
+    ],
+)
+def test_bad_input_of_hull_certificate(arguments, options, complaint):
+    with pytest.raises(InputError, match=complaint):
+        certify_hulls(*arguments, **options)

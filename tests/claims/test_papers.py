@@ -1,0 +1,423 @@
+"""Claims of papers with few of them: what they measure on models whose numbers can be worked out."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests.claims.planted_models import by_position, drawn_rows, model_like, read_like
+from torch.nn.functional import cross_entropy
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from sinklab.errors import DoesNotApply
+from sinklab.models.language_model import SinkLM
+from sinklab.models.losses import IGNORED
+from sinklab.recipes.backcopy_tiny import backcopy_tiny
+from sinklab.registry import claims
+from sinklab.training.data import prepare_data
+from sinklab.training.rows import RandomPositions, token_losses
+from sinklab_claims import gu2024_pretraining as pretraining
+from sinklab_claims import ranmilo2026
+from sinklab_claims.barbero2025 import without_bos
+from sinklab_claims.bondarenko2023 import Masked, looked_at, train
+from sinklab_claims.chen2026 import gradient_numbers, half_way
+from sinklab_claims.contract.trained import Checkpoint
+from sinklab_claims.gu2024_laws import measure, of_checkpoint
+from sinklab_claims.gu2024_models import LENGTHS as ROW_LENGTHS
+from sinklab_claims.gu2024_models import OTHERS, THRESHOLDS, USUAL, SameOrder, rates
+from sinklab_claims.gu2024_pretraining import ExcessOfOldest, excess_weights
+from sinklab_claims.numbers.attention import carried
+from sinklab_claims.verdict.rule import judge
+from sinklab_claims.yona2025 import COUNT, false_sinks
+from sinklab_claims.zhai2023 import LENGTHS, NORMS, course, of_rows_of_scores
+
+
+def test_entropy_bound_is_measured_on_every_norm_and_length():
+    numbers = of_rows_of_scores(3, "tiny")["rows of scores"]
+    assert len(LENGTHS) * len(NORMS) == 15
+    assert numbers["largest_violation"] == max(0.0, -numbers["least_margin"]) < 1e-12
+    assert 0 <= numbers["largest_gap_of_worst_row"] < 1e-12
+    assert of_rows_of_scores(3, "tiny")["rows of scores"] == numbers
+
+
+def test_numbers_of_a_trigger_model_that_has_hardly_been_trained():
+    numbers = ranmilo2026.trained_numbers("softmax", 0, layers=2, heads=2, cap=2)
+    assert numbers["steps"] == 2
+    assert numbers["sinking_heads"] == 0
+    # Small maps attend evenly: the mean of 1/i over queries 2 to 16 but the trigger's, 8, is 0.1611.
+    assert numbers["head_bos_weight_largest"] == pytest.approx(0.161, abs=0.005)
+
+
+def test_the_relu_solution_is_measured_exactly(monkeypatch):
+    monkeypatch.setattr(ranmilo2026, "trained_numbers", lambda *_, **fields: {"layers": fields.get("layers", 1)})
+    numbers = ranmilo2026.of_relu(0, "small")
+    assert numbers["solution"]["max_error"] < 1e-6
+    assert numbers["solution"]["bos_weight_largest"] == 0.0
+    assert numbers["several heads"] == {"layers": 4}
+
+
+def test_course_of_a_run_that_diverged():
+    def row(metric, step, value):
+        return {"metric": metric, "step": step, "value": value, "layer": None, "key_position": None}
+
+    table = pd.DataFrame(
+        [
+            *(row("train_loss", step, loss) for step, loss in ((10, 3.0), (20, 2.0), (30, 2.4), (40, 2.6), (50, float("nan")))),
+            *(row("entropy", step, entropy) for step, entropy in ((10, 2.0), (30, 0.2), (50, float("nan")))),
+        ]
+    )
+    assert course.of_diverged is True
+    assert course(SimpleNamespace(table=table)) == {"least_loss": 2.0, "least_entropy": 0.2}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Random weights, BOS 0 in front of random rows."""
+    model = model_like(num_hidden_layers=2, position={"name": "learned"}, initializer_range=0.3)
+    rows = torch.randint(1, 40, (8, 64))
+    rows[:, 0] = 0
+    return read_like(model, rows)
+
+
+def test_removal_of_bos_is_measured(trained):
+    numbers = without_bos(trained)
+    assert 0 < numbers["strongest"] < 1
+    assert {"at_first_without", "at_first_replaced", "at_bos_moved", "at_first_moved"} < numbers.keys()
+    assert {"loss_without", "loss_replaced", "loss_moved"} < numbers.keys()
+
+
+# --- false sinks --------------------------------------------------------------------------------------------------------------
+
+
+def rows_with_bos() -> torch.Tensor:
+    rows = drawn_rows()
+    rows[:, 0] = 0
+    return rows
+
+
+def test_a_sink_that_is_its_token_is_split_by_more_of_them():
+    """Nine keys have the score of BOS and all others none, so that each has a ninth of nearly everything."""
+    numbers = false_sinks(read_like(by_position(8.0, token=0), rows_with_bos()))
+    assert numbers["first_beside_text"] > 0.99
+    assert numbers["first_beside_bos"] == pytest.approx(1 / (COUNT + 1), rel=0.01)
+    assert numbers["taken_by_bos"] == pytest.approx(COUNT / (COUNT + 1), rel=0.01)
+    assert numbers["taken_by_repeated"] < 0.01
+    # No value carries anything, so neither do weights, wherever they are.
+    assert numbers["cost_of_bos"] == numbers["cost_of_repeated"] == 0.0
+
+
+def test_a_sink_that_is_its_position_stays_whole():
+    numbers = false_sinks(read_like(by_position(8.0), rows_with_bos()))
+    assert numbers["first_beside_bos"] == pytest.approx(numbers["first_beside_text"], rel=1e-5)
+    assert numbers["taken_by_bos"] < 0.01
+
+
+def test_without_a_bos_there_are_no_further_ones():
+    trained = read_like(by_position(8.0), drawn_rows())
+    trained.bos = None
+    assert not any("bos" in name for name in false_sinks(trained))
+
+
+@pytest.fixture(scope="module")
+def config():
+    """The recipe of the smallest scale, on few tokens, for a few steps."""
+    config = backcopy_tiny()
+    changes = {
+        "data": {"max_tokens": 20_000},
+        "training": {"steps": 4, "compile": False, "dtype": "float32"},
+        "schedule": {"warmup_steps": 1},
+    }
+    return config.model_copy(update={part: getattr(config, part).model_copy(update=of) for part, of in changes.items()})
+
+
+@pytest.fixture(scope="module")
+def data(config, tmp_path_factory):
+    return prepare_data(config, tmp_path_factory.mktemp("cache"))
+
+
+def numbers(masked, held_out):
+    rows = held_out[:40]
+    return looked_at(masked.model.eval(), *masked.hide(rows, 0), masked.hide(rows[:, :64], 0)[0])
+
+
+def test_tokens_between_the_ends_are_hidden_and_they_alone_are_asked_for(config, data):
+    masked = Masked(config, data)
+    rows, targets = masked.hide(data.held_out[:20], seed=3)
+    asked = targets != IGNORED
+    assert not asked[:, [0, -1]].any()
+    assert (rows[:, -1] == masked.end).all()
+    assert (rows[asked] == masked.mask).all()
+    assert torch.equal(rows[~asked][rows[~asked] != masked.end], data.held_out[:20][~asked][rows[~asked] != masked.end])
+    assert torch.equal(targets[asked], data.held_out[:20][asked])
+    assert asked.sum(1).tolist() == [round(0.15 * (data.held_out.shape[1] - 2))] * 20
+    assert masked.mask == data.identity["tokenizer"]["vocab_size"]  # a token that no text has
+    assert not torch.equal(asked, masked.hide(data.held_out[:20], seed=4)[1] != IGNORED)
+
+
+def test_training_is_that_of_its_seed_and_lowers_the_loss_at_what_is_hidden(config, data):
+    first, again = train(config, data), train(config, data)
+    before = Masked(config, data)
+    rows, targets = before.hide(data.held_out[:50], seed=0)
+    losses = []
+    for masked in (before, first, again):
+        with torch.no_grad():
+            logits = masked.model.eval()(input_ids=rows).logits
+        losses.append(float(cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)))
+    assert losses[1] == losses[2] < losses[0]
+
+
+def test_an_even_head_is_no_sink_and_a_planted_one_is(config, data):
+    masked = Masked(config, data)
+    for layer in masked.model.layers:
+        layer.self_attn.q_proj.weight.data.zero_()  # scores of 0: every key gets the same
+    found = numbers(masked, data.held_out)
+    assert found["strongest_place"] == pytest.approx(1 / 64, rel=1e-4)
+    targets = masked.hide(data.held_out[:40], seed=0)[1]
+    asked = targets[targets != IGNORED]
+    share = torch.bincount(asked)[torch.unique(asked)] / len(asked)
+    untrained = math.log(masked.mask + 1)
+    assert found["gain_by_context"] == pytest.approx(-(share * share.log()).sum().item() - untrained, abs=0.2 * untrained)
+
+    attention = masked.model.layers[0].self_attn
+    bos = masked.model.embed_tokens.weight.data[data.held_out[0, 0]]
+    rest = masked.model.embed_tokens.weight.data
+    # Queries are one vector for all tokens, and the key of BOS alone lies along it.
+    rest.zero_()
+    rest[:, 0] = 1.0
+    bos.zero_()
+    bos[:2] = 1.0
+    attention.q_proj.weight.data.zero_()
+    attention.k_proj.weight.data.zero_()
+    attention.q_proj.weight.data[0, 0] = attention.k_proj.weight.data[0, 1] = 30.0
+    planted = numbers(masked, data.held_out)
+    assert planted["strongest_place"] > 0.9
+
+
+def test_half_way_by_hand():
+    assert half_way({10: 0.0, 20: 0.2, 40: 0.6, 80: 1.0}, 0.1) == 35.0  # 0.5 lies three quarters of the way from 20 to 40
+    assert half_way({10: 3.0, 20: 1.0, 40: 1.0}, 0.1) == 15.0  # a curve may fall
+    assert half_way({10: 0.0, 20: 5.0, 40: 1.0}, 0.1) == 11.0  # and overshoot
+    assert half_way({10: 1.0, 20: 9.0, 40: 1.05}, 0.1) is None
+    # A jump in warm-up is no onset: it comes back, and 0.5 lies half of the way from 0.25 to 0.75.
+    assert half_way({10: 0.0, 20: 5.0, 40: 0.25, 80: 0.75, 160: 1.0}, 0.1) == 60.0
+
+
+def with_values(strength: float) -> SinkLM:
+    """A planted sink on position 0, and random values that the loss depends on."""
+    model = by_position(strength)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        model.embed_tokens.weight[:, 2:] = torch.randn(40, 14, generator=generator)
+        for name in ("v_proj", "o_proj"):
+            weight = getattr(model.layers[0].self_attn, name).weight
+            weight.copy_(torch.randn(weight.shape, generator=generator) / 4)
+    return model
+
+
+def test_gradients_of_keys_are_those_of_differences():
+    model, rows, front = with_values(0.2).double(), drawn_rows(2)[:, :6], 0
+    attention, step = model.layers[0].self_attn, 1e-4
+
+    def loss(token: int, coordinate: int, by: float) -> torch.Tensor:
+        def moved(module, args, output):
+            output = output.clone()
+            output[:, token, coordinate] += by
+            return output
+
+        handle = attention.k_proj.register_forward_hook(moved)
+        with torch.no_grad():
+            found = token_losses(model, rows).double().sum(1)  # of each row, which no other row's keys change
+        handle.remove()
+        return found
+
+    slopes = torch.stack(
+        [torch.stack([(loss(token, at, step) - loss(token, at, -step)) / (2 * step) for at in range(16)]) for token in range(6)]
+    )  # (tokens, coordinates, rows)
+    norms = slopes.unflatten(1, (2, 8)).norm(dim=2).mean(2).sum(1)
+    expected = (norms[0] / norms[1:].mean()).item()
+    # Losses are float32 in the end: differences of 1e-7 over 2e-4, of slopes of order 0.1.
+    assert gradient_numbers(model, rows, front)["key_gradient"] == pytest.approx(expected, rel=0.02)
+
+
+def test_gradients_gather_with_the_attention_and_not_beyond_it():
+    rows = drawn_rows()
+    even, sinking = (gradient_numbers(with_values(strength), rows, 0) for strength in (0.0, 6.0))
+    # Of an even head the first of 64 keys receives 5 times the attention of the others, because more queries see it.
+    assert sinking["key_gradient"] > 5 * even["key_gradient"] > 5 * 2
+    assert all(0.5 < found["key_gradient_per_mass"] < 1 for found in (even, sinking))
+    assert even.keys() == {"key_gradient", "key_gradient_per_mass"}  # with one layer no hidden state lies between two
+
+
+def test_a_map_for_queries_keys_and_values_together_has_no_gradient_of_keys():
+    config = GPTNeoXConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    with pytest.raises(DoesNotApply, match="no map for keys alone"):
+        gradient_numbers(GPTNeoXForCausalLM(config).eval(), drawn_rows(), 0)
+
+
+# --- the laws of repeated tokens ----------------------------------------------------------------------------------------------
+
+
+def test_laws_hold_at_random_weights_and_are_refuted_by_single_numbers() -> None:
+    claim = claims["repeated_token_laws"]()
+    numbers = {seed: measure(seed, "tiny") for seed in range(3)}
+    assert judge(claim.parts, claim.presupposes, numbers).verdict == "agrees with the proof"
+    # The bounds are near enough to be broken by a wrong formula: half of the upper one is exceeded.
+    assert all(found["rotary positions"]["over_bound"] > 0.5 for found in numbers.values())
+    for label, metric, value in (
+        ("no positions", "law_error", 1e-6),
+        ("relative positions", "law_error", 1e-6),
+        ("ALiBi", "law_error", 1e-6),
+        ("rotary positions", "over_bound", 1.01),
+        ("rotary positions", "under_bound", 1.01),
+        ("learned positions", "law_error", 0.0),
+    ):
+        changed = {**numbers[0], label: {**numbers[0][label], metric: value}}
+        found = judge(claim.parts, claim.presupposes, dict.fromkeys(range(40), changed))
+        assert found.verdict == "contradicts the proof"
+
+
+def rotary(operation: str, **fields) -> SinkLM:
+    """A small model with random weights and rotary positions."""
+    random = {"initialization": "normal", "initializer_range": 0.1}
+    return model_like(position={"name": "rotary"}, operation={"name": operation}, **{**random, **fields})
+
+
+def checkpoint_of(model: torch.nn.Module) -> Checkpoint:
+    """As much of a checkpoint as the laws look at."""
+    loaded = SimpleNamespace(model=model, device=torch.device("cpu"))
+    return cast(Checkpoint, SimpleNamespace(loaded=loaded, draw=0, text_ids=torch.arange(40)))
+
+
+@pytest.mark.parametrize("operation", ["sigmoid", "softmax_plus_one", "relu"])
+def test_the_bounds_are_not_about_weights_that_are_no_softmax(operation: str) -> None:
+    assert of_checkpoint(checkpoint_of(rotary("softmax")))["rotary positions"]["bound_violation"] == 0
+    with pytest.raises(DoesNotApply, match="not the softmax of products of queries and keys over the tokens"):
+        of_checkpoint(checkpoint_of(rotary(operation)))
+    with pytest.raises(DoesNotApply, match="sees all tokens before it and none behind it"):
+        of_checkpoint(checkpoint_of(rotary("softmax", window=16)))
+
+
+def test_a_weight_that_float32_cannot_hold_is_not_below_its_bound() -> None:
+    model = rotary("softmax", initializer_range=2.2)
+    model.set_attn_implementation("eager")
+    weights = torch.cat([model(torch.full((1, 64), token), output_attentions=True).attentions[0] for token in range(40)])
+    assert bool((weights[..., torch.ones(64, 64).tril().bool()] == 0).any())  # with a score of a hundred less than the largest
+    assert of_checkpoint(checkpoint_of(model))["rotary positions"]["bound_violation"] == 0
+
+
+# --- the metric itself --------------------------------------------------------------------------------------------------------
+
+
+def test_order_of_models_by_hand():
+    effect = SameOrder("usual", ("other", "third"), ("a", "b", "c"))
+
+    def of(*columns):
+        return {label: dict(zip(("usual", "other", "third"), values, strict=True)) for label, *values in columns}
+
+    assert effect(of(("a", 0, 1, 5), ("b", 10, 2, 7), ("c", 30, 3, 9))) == 1.0
+    # b and c change places in the third, one of three pairs; a and b in no order by it would be another.
+    assert effect(of(("a", 0, 1, 5), ("b", 10, 2, 9), ("c", 30, 3, 7))) == pytest.approx(2 / 3)
+    assert effect(of(("a", 0, 1, 5), ("b", 10, 2, 5), ("c", 30, 3, 9))) == pytest.approx(2 / 3)
+    # Four points are no order, so nothing is left of a and b.
+    assert effect(of(("a", 6, 9, 9), ("b", 10, 1, 1), ("c", 30, 10, 10))) == 1.0
+    assert effect(of(("a", 6, 9, 9), ("b", 7, 1, 1), ("c", 8, 0, 0))) is None
+    assert (effect.unit, len(effect.needs())) == ("fraction", 9)
+
+
+def test_rates_of_a_sink_of_known_weight():
+    """A score of s on the first key gives query t a weight of e^s / (e^s + t - 1) there; its mean decides each setting."""
+    model = by_position(0.4)
+    numbers = rates(read_like(model, drawn_rows()))
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        first = model(drawn_rows(), output_attentions=True, use_cache=False).attentions[0][0, 0, :, 0]
+    for threshold in THRESHOLDS:
+        for length in ROW_LENGTHS:
+            expected = 100.0 * bool(first[:length].mean() > threshold / 100)
+            assert numbers[f"sink_rate_{threshold}_of_{length}"] == expected
+    assert 0 < sum(numbers[name] for name in (USUAL, *OTHERS)) < 900  # some settings see it and some do not
+    at_usual = [numbers[f"sink_rate_30_of_{length}"] for length in ROW_LENGTHS]
+    assert numbers["change_with_length"] == max(at_usual) - min(at_usual)
+
+
+# --- windows, random tokens, and what is carried ------------------------------------------------------------------------------
+
+
+def test_excess_of_weights_by_hand():
+    """A window of 2 and three queries. Head 1 looks at the oldest key that it sees, head 2 at all evenly, head 3 at itself."""
+    oldest = [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    even = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
+    own = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    for heads, expected in (([oldest], 1.0), ([even], 0.0), ([own], -1.0), ([oldest, even], 0.5)):
+        weights = torch.tensor(heads)[None]
+        watcher = ExcessOfOldest(window=2)
+        call = SimpleNamespace(
+            weights=lambda start, stop, weights=weights: weights[:, :, start:stop],
+            blocks=lambda: [(0, 2), (2, 3)],  # the last query is in a block of its own
+        )
+        watcher.update(call, None)
+        assert watcher.by_query[0][1:].tolist() == [expected, expected]
+
+
+def test_a_model_that_attends_evenly_has_no_excess():
+    model = model_like(window=8, num_hidden_layers=2)
+    for name, weight in model.named_parameters():
+        if "q_proj" in name:
+            weight.data.zero_()
+    # Float32 weights of at most 1, off by a few units of 6e-8, over 1 - 1/n of at least a half.
+    none = pytest.approx(0, abs=1e-6)
+    assert excess_weights(read_like(model, drawn_rows(8))) == {"excess_of_first": none, "excess_inside": none}
+    assert excess_weights(read_like(model_like(window=1), drawn_rows(8))) == {}
+
+
+def test_sinks_are_measured_on_rows_with_random_tokens_where_the_training_had_them(monkeypatch):
+    seen = []
+    numbers = dict.fromkeys(("sink_rate", "sink_rate_1", "sink_rate_max"), 1.0)
+    monkeypatch.setattr(pretraining, "attention_numbers", lambda model, rows, front: seen.append(rows) or numbers)
+    text, random = torch.full((8, 64), 7), RandomPositions(1, 3, np.arange(20, 40), seed=0)
+    for drawn in (random, None):
+        data = SimpleNamespace(train=SimpleNamespace(random=drawn))
+        assert set(pretraining.as_trained(read_like(model_like(), text, data=data))) == {f"{n}_as_trained" for n in numbers}
+    assert torch.equal(seen[1], text)  # and the text itself is as it was
+    changed = seen[0] != text
+    assert changed[:, 1:3].all()
+    assert not changed[:, [0, *range(3, 64)]].any()
+    assert set(seen[0][:, 1:3].flatten().tolist()) <= set(range(20, 40))
+    assert len(seen[0][:, 1:3].unique(dim=0)) > 1
+
+
+def carried_by(model: SinkLM) -> float:
+    return carried(read_like(model, drawn_rows()))["carried_rate"]
+
+
+@pytest.mark.parametrize("prefix", [0, 5])
+def test_a_sink_is_carried_by_softmax_and_not_by_an_even_head(prefix):
+    assert carried_by(by_position(8.0, prefix=prefix)) == 100.0
+    assert carried_by(by_position(0.0, prefix=prefix)) == 0.0
+
+
+def test_weights_of_a_half_on_every_key_are_no_sink():
+    """Sigmoid of a score of 0; with one key high and the others low it is one, of a weight near 1."""
+    sigmoid = {"name": "sigmoid"}
+    assert carried_by(by_position(0.0, operation=sigmoid)) == 0.0
+    assert carried_by(by_position(8.0, operation={**sigmoid, "bias": -8.0})) == 100.0
+    # All the share of the rows, and hardly any weight: the proxy of the published rate would call it a sink.
+    assert carried_by(by_position(8.0, operation={**sigmoid, "bias": -40.0})) == 0.0
+
+
+@pytest.mark.parametrize(("bias", "expected"), [(-4.0, 0.0), (4.0, 100.0)])
+def test_what_a_closed_gate_holds_back_is_not_carried(bias, expected):
+    model = by_position(8.0, operation={"name": "gated", "element_wise": False, "initial_bias": bias})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.fill_(bias)
+    assert carried_by(model) == expected

@@ -1,0 +1,391 @@
+"""Published numbers are a reproduction; kept results are read back; the commands claims and reproduce show them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from tests.claims.made_results import PARTS, write_claim
+from tests.command_line import CliRunner
+
+from sinklab.cli.app import app
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError
+from sinklab.registry import claims
+from sinklab.results.run import Result
+from sinklab_claims.contract.claim import base_config
+from sinklab_claims.reproduce import on_trainings
+from sinklab_claims.reproduce.claims import stated
+from sinklab_claims.reproduce.reproduce import chosen
+from sinklab_claims.reproduce.store import claim_called, configure, resolved_changes
+from sinklab_claims.verdict.records import (
+    PLAIN,
+    answer,
+    clearance,
+    deciding_part,
+    hardware_of,
+    published_effects,
+    read_results,
+    summary_of,
+)
+from sinklab_claims.verdict.rule import judge
+
+RATE, STAR, LOSS = "sink_rate", "sink_rate_star", "held_out_loss"
+WINDOW, SINKS, ANEW = (math.log(perplexity) for perplexity in (5158.07, 5.40, 5.43))
+
+
+def _by_setting(rate: float) -> dict[str, float]:
+    """A rate that falls with the threshold and, a little, with the length; the paper shows curves."""
+    found = {
+        f"sink_rate_{threshold}_of_{length}": rate * (1.3 - threshold / 100) * (1.1 - length / 640)
+        for threshold, length in itertools.product((20, 30, 40), (32, 48, 64))
+    }
+    return {**found, "change_with_length": 2.0}
+
+
+PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
+    "sink_moves_to_bias": {
+        "baseline": {STAR: 0, RATE: 18.18},
+        "sink token": {STAR: 74.12, RATE: 0.00},
+        "key-value bias": {STAR: 72.76, RATE: 0.04},
+        "key bias": {STAR: 73.34, RATE: 0.00},
+        "value bias": {STAR: 0, RATE: 17.53},
+    },
+    "sigmoid_has_no_sink": {
+        "baseline": {RATE: 18.18, LOSS: 3.73},
+        "sigmoid": {RATE: 0.44, "carried_rate": 0, LOSS: 3.70},
+        "sigmoid, normalised": {RATE: 30.24, LOSS: 3.74},
+    },
+    "learning_rate": {
+        "rate x1/4": {RATE: 2.90},
+        "rate x1/2": {RATE: 11.21},
+        "baseline": {RATE: 18.18},
+        "rate x2": {RATE: 32.23},
+    },
+    # The rate at the end of warm-up, after 100 steps, is not published; the sink appears ten times as late.
+    "emergence": {"baseline": {"sink_rate_start": 0, "sink_rate_warm": 0, "sink_rate_end": 18.18}},
+    # LLaMA3-8B.
+    "hidden_key_value_norms": {
+        "baseline": {
+            **{RATE: 99.02, "hidden_ratio": 370 / 60, "key_ratio_sink": 5 / 20, "value_ratio_sink": 1 / 2},
+            **{"cosine_first": 0.5, "cosine_other": -0.2},
+        }
+    },
+    "threshold_and_length": {
+        "rate x1/4": _by_setting(3),
+        "ALiBi": _by_setting(15),
+        "baseline": _by_setting(25),
+        "fixed_first": _by_setting(50),
+    },
+    # Llama-2-13B and Llama-2-7B.
+    "window_fails_sinks_restore": {
+        "baseline": {"first_attention": 0.5, "window_0": WINDOW, "window_4": SINKS, "re_computation": ANEW}
+    },
+    "cache_size_not_monotone": {
+        label: {"loss": math.log(perplexity)}
+        for label, perplexity in {"an eighth": 9.73, "a quarter": 9.32, "half": 9.08, "the whole": 9.59}.items()
+    },
+    "gate_positions": {
+        "baseline": {RATE: 46, "first_attention": 0.467},
+        "gate, element-wise": {"first_attention": 0.048},
+        "gate, head-wise": {"first_attention": 0.073},
+        "gate, shared by heads": {"first_attention": 0.301},
+        "gate, input-independent": {"first_attention": 0.364},
+        "gate, at least a half": {"first_attention": 0.451},
+    },
+    "softpick_table": {
+        "softpick": {RATE: 0.0},
+        "gate, element-wise": {RATE: 2.0},
+        "sink logit": {RATE: 8.78},
+        "softmax plus one": {RATE: 16.36},
+        "baseline": {RATE: 34.89},
+    },
+    # OPT-125m.
+    "int8_gap_falls": {
+        "baseline": {"int8_gap": math.log(21.18 / 15.84), "kurtosis": 1778},
+        "gated heads": {"int8_gap": math.log(16.02 / 15.55)},
+    },
+    "trigger_relu": {
+        "solution": {"max_error": 0.0, "bos_weight_largest": 0.0},
+        "one head": {"head_bos_weight_largest": 0.0, "max_error": 0.004},
+        "several heads": {"head_bos_weight_largest": 0.0032, "max_error": 0.004},
+    },
+}
+"""Claim to variant to metric to the number of the source, or where it gives none to one that it describes."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_numbers_are_a_reproduction(name):
+    """At forty seeds that differ by a hundred-thousandth."""
+    claim, published = claim_called(name), PUBLISHED[name]
+    seeds = {
+        seed: {label: {metric: value * (1 - seed / 100_000) for metric, value in of.items()} for label, of in published.items()}
+        for seed in range(40)
+    }
+    verdict = judge(claim.parts, claim.presupposes, seeds).verdict
+    assert PLAIN.get(verdict, verdict) == "reproduced"
+
+
+SAME_RUNS = ("position_schemes", "inputs_by_position", "inputs_with_rotary_positions")
+"""Claims in which a variant may be the scale's own configuration."""
+
+
+@pytest.mark.parametrize("name", claims.names())
+def test_no_two_variants_are_the_same_run(name):
+    claim = claim_called(name)
+    for scale in claim.costs:
+        base = base_config(scale)
+        made = {(variant.after, configure(base, variant).model_dump_json()) for variant in claim.variants}
+        assert name in SAME_RUNS or len(made) == len(claim.variants)
+        assert all(resolved_changes(base, variant) == {} for variant in claim.variants if variant.label == "baseline")
+
+
+# --- the published numbers that stand beside effects ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", published_effects())
+def test_a_published_number_is_the_effect_of_a_part(name):
+    claim = claim_called(name)
+    parts = {part.effect.words: part for part in (*claim.parts, *claim.presupposes)}
+    assert set(published_effects()[name]) <= set(parts), f"bring published.json to the words of {name}"
+    for effect, published in published_effects()[name].items() if name in PUBLISHED else ():
+        assert published == pytest.approx(parts[effect].effect(PUBLISHED[name]), rel=6e-4, abs=1e-9)  # four digits
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_newest_first_and_nothing_but_claims(tmp_path):
+    write_claim(tmp_path / "tiny" / "older", created="2026-01-01T00:00:00+00:00")
+    write_claim(tmp_path / "small" / "newer", created="2026-01-02T00:00:00+00:00")
+    write_claim(tmp_path / "tiny" / "same_day", created="2026-01-01T00:00:00+00:00")
+    write_claim(tmp_path / "tiny-bos" / "oldest", created="2025-01-01T00:00:00+00:00", scale="tiny", base="bos")
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    (tmp_path / "runs" / "tiny" / "run.json").write_text("{}")
+    assert [kept.record.claim for kept in read_results(tmp_path)] == ["newer", "older", "same_day", "oldest"]
+    assert read_results(tmp_path / "nowhere") == []
+
+
+def test_the_effect_is_that_of_the_part_that_decides(tmp_path):
+    record = write_claim(tmp_path / "tiny" / "one")
+    assert record.verdict == "inconclusive"
+    assert deciding_part(record.parts, record.verdict).says == "what nobody measured"
+    record = write_claim(tmp_path / "tiny" / "two", parts=PARTS[:2])
+    assert summary_of(record) == {
+        "name": "two", "source": "gu2024", "scale": "tiny", "base": None, "verdict": "reproduced", "effect": -30.5,
+        "interval": list(record.parts[0].interval), "unit": "points", "seeds": [0, 1, 2],
+        "evidence": "toy", "created": "2026-01-01T00:00:00+00:00", "hardware": "cpu, made up, 2 cores",
+    }  # fmt: skip
+    assert hardware_of(dataclasses.replace(record, environment={})) == "unknown hardware"
+
+
+def test_a_claim_that_holds_shows_its_weakest_part(tmp_path):
+    gone, loss = PARTS[:2]
+    clear = write_claim(tmp_path / "tiny" / "one", parts=(loss, gone))
+    assert deciding_part(clear.parts, clear.verdict).says == "the sink is gone"
+    narrow = write_claim(tmp_path / "tiny" / "two", parts=(gone, dataclasses.replace(loss, less_than=2.05)))
+    assert narrow.verdict == "reproduced"
+    assert deciding_part(narrow.parts, narrow.verdict).says == "the loss stays"
+    loss = narrow.parts[1]
+    middle, (low, high) = loss.mean, loss.interval
+    assert clearance(loss) == pytest.approx((2.05 - middle) / (high - middle))
+    assert clearance(dataclasses.replace(loss, interval=(middle, middle))) == math.inf
+    assert clearance(dataclasses.replace(loss, less_than=None)) == pytest.approx((middle - 1) / (middle - low))
+    assert clearance(dataclasses.replace(loss, interval=None)) == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"kind": "audit"}, "kind: "),
+        ({"verdict": "true"}, "verdict: "),
+        ({"seeds": None}, "seeds: "),
+        ({"parts": [{"says": "it is"}]}, "parts.0.effect: "),
+    ],
+)
+def test_a_damaged_record_is_refused_by_name(tmp_path, changed, complaint):
+    folder = tmp_path / "tiny" / "one"
+    write_claim(folder)
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | changed))
+    with pytest.raises(
+        InputError, match=r"tiny/one/run\.json is not what this version writes: .*run the claim again"
+    ) as caught:
+        read_results(tmp_path)
+    assert complaint in str(caught.value)
+
+
+def test_a_list_of_records_is_read_as_folders_are(tmp_path):
+    record = write_claim(tmp_path / "made" / "one", scale="tiny")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "tiny.json").write_text(f"[{(tmp_path / 'made' / 'one' / 'run.json').read_text()}]")
+    (kept,) = read_results(tmp_path / "kept")
+    assert (kept.record, kept.folder) == (record, tmp_path / "kept" / "tiny" / "one")
+
+
+def test_committed_results_are_whole():
+    kept = read_results(ROOT / "results")
+    assert len(kept) > 100
+    assert all(one.record.seeds and one.record.environment["hardware"] for one in kept)
+
+
+NAME = "repeated_token_laws"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str, status: int = 0):
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == status, result.output
+    return result
+
+
+class TestClaims:
+    def test_all_are_listed_with_the_fields_that_are_promised(self):
+        rows = json.loads(run("claims", "--json").stdout)
+        assert [row["name"] for row in rows] == claims.names()
+        for row in rows:
+            assert {"name", "source", "scale", "verdict", "effect", "interval", "seeds", "statement", "cost"} <= set(row)
+            assert row["scale"] == "tiny"
+
+    def test_the_verdict_is_that_of_the_folder(self, tmp_path):
+        write_claim(tmp_path / "mine" / "tiny" / NAME, parts=PARTS[:1])
+        (row,) = json.loads(run("claims", NAME, "--results", "mine", "--json").stdout)
+        assert (row["verdict"], row["effect"], row["unit"], row["seeds"]) == ("reproduced", -30.5, "points", [0, 1, 2])
+        (row,) = json.loads(run("claims", NAME, "--results", "mine", "--scale", "60m", "--json").stdout)
+        assert row["verdict"] in (None, "not tested at this scale")
+        printed = run("claims", NAME, "--results", "mine").stdout
+        assert "reproduced  −30.5 [" in printed
+        assert "points  (3 seeds; evidence: toy)" in printed
+        assert printed.endswith("Verdicts from mine.\n")
+
+    def test_what_was_found_on_the_other_base_stands_below_and_is_not_the_verdict(self, tmp_path):
+        write_claim(tmp_path / "mine" / "small-bos" / "learning_rate", parts=PARTS[:1], scale="small", base="bos")
+        asked = ("claims", "learning_rate", "--results", "mine", "--scale", "small")
+        (row,) = json.loads(run(*asked, "--json").stdout)
+        assert (row["verdict"], row["base"], row["seeds"]) == (None, None, [])
+        assert (row["other_base"]["verdict"], row["other_base"]["base"]) == ("reproduced", "bos")
+        printed = " ".join(run(*asked).stdout.split())
+        assert "at small not run yet" in printed
+        assert "small, with BOS reproduced −30.5 [" in printed
+        assert "with BOS: reproduced" in " ".join(run("claims", "--results", "mine", "--scale", "small").stdout.split())
+        write_claim(tmp_path / "mine" / "small" / "learning_rate", parts=PARTS[:1], scale="small", base="no-bos")
+        (row,) = json.loads(run(*asked, "--json").stdout)
+        assert (row["verdict"], row["base"], row["other_base"]["base"]) == ("reproduced", "no-bos", "bos")
+        (row,) = json.loads(run("claims", NAME, "--json").stdout)
+        assert row["other_base"] is None
+
+    def test_of_a_claim_on_checkpoints_every_model_is_shown(self):
+        (row,) = json.loads(run("claims", "number_of_sinks", "--scale", "checkpoint", "--json").stdout)
+        assert {model["name"]: model["verdict"] for model in row["models"]}["shibatch/tiny1m"] == "reproduced"
+        printed = run("claims", "number_of_sinks", "--scale", "checkpoint").stdout
+        assert "shibatch/tiny1m" in printed
+        (row,) = json.loads(run("claims", "learning_rate", "--scale", "checkpoint", "--json").stdout)
+        assert (row["cost"], row["verdict"]) == (None, "not applicable")
+
+    def test_results_beside_the_user_come_before_those_of_the_package(self, tmp_path):
+        assert "the results that come with sinklab" in run("claims", NAME).stdout
+        write_claim(tmp_path / "sinklab-claims" / "tiny" / NAME, parts=PARTS[:1])
+        assert run("claims", NAME).stdout.endswith("Verdicts from sinklab-claims.\n")
+
+    @pytest.mark.parametrize(
+        ("arguments", "complaint"),
+        [
+            (["repeated_token_law"], "Did you mean 'repeated_token_laws'?"),
+            (["--source", "gu2042"], "there is no source 'gu2042'. Did you mean 'gu2024'?"),
+            (["--scale", "tin"], "there is no scale 'tin'. Did you mean 'tiny'? Known: tiny, small, medium, 60m, 1b"),
+        ],
+    )
+    def test_unknown_words_are_refused_with_the_nearest(self, arguments, complaint):
+        assert complaint in run("claims", *arguments, status=2).stderr.replace("\n", " ")
+
+    def test_listing_needs_no_torch(self):
+        program = "import sys; from sinklab.cli.app import app\ntry: app(['claims'])\nexcept SystemExit: pass\n"
+        done = subprocess.run(
+            [sys.executable, "-c", f"{program}print('torch' in sys.modules)"], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.endswith("False\n")
+
+
+class TestChosen:
+    def test_names_source_cost_and_all(self):
+        given = {"source": None, "cost": None, "all_claims": False, "scale": "tiny"}
+        assert chosen([NAME], **given) == [NAME]
+        assert chosen([], **given | {"all_claims": True}) == claims.names()
+        for name in chosen([], **given | {"source": "gu2024", "cost": "seconds"}):
+            assert (stated(name).source, stated(name).costs["tiny"]) == ("gu2024", "seconds")
+
+    @pytest.mark.parametrize(
+        ("names", "changed", "error", "complaint"),
+        [
+            ([], {}, ConfigurationError, "no claim is asked for; give names from 'sinklab claims'"),
+            ([NAME], {"all_claims": True}, ConfigurationError, "not names together with"),
+            ([], {"cost": "minute"}, UnknownNameError, "there is no cost 'minute'. Did you mean 'minutes'?"),
+            (["no_such"], {}, UnknownNameError, "no claim is called 'no_such'"),
+            ([NAME], {"cost": "gpu"}, ConfigurationError, "no claim has source any and cost gpu at scale tiny"),
+        ],
+    )
+    def test_refusals(self, names, changed, error, complaint):
+        given = {"source": None, "cost": None, "all_claims": False, "scale": "tiny"} | changed
+        with pytest.raises(error) as caught:
+            chosen(names, **given)
+        assert complaint in str(caught.value)
+
+
+class TestReproduce:
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """What the command asks of the on_trainings, which answers with made-up results."""
+        asked = {}
+
+        def reproduce(names, *, out, **settings):
+            asked.update(names=names, out=out, **settings)
+            found = []
+            for name in names:
+                folder = None if name == "trigger_relu" else out.absolute() / "tiny" / name
+                record = write_claim(
+                    folder or out.absolute() / "elsewhere" / name,
+                    parts=PARTS[:2],
+                    scale="tiny",
+                    seeds=list(settings["seeds"]),
+                    errors=["baseline-seed0: killed"] if name == "learning_rate" else [],
+                )
+                if folder is None:
+                    reason = "the claim can be run at small only"
+                    record = replace(record, verdict="not tested at this scale", parts=[], reason=reason)
+                found.append(Result(answer(record, folder), pd.DataFrame(), {"kind": "claim"}, folder))
+            return found
+
+        monkeypatch.setattr(on_trainings, "reproduce", reproduce)
+        return asked
+
+    def test_one_claim_is_shown_part_by_part(self, asked, tmp_path):
+        printed = run("reproduce", NAME, "--seeds", "0..4", "--jobs", "1").stdout
+        assert (asked["names"], asked["scale"], list(asked["seeds"]), asked["jobs"]) == ([NAME], "tiny", [0, 1, 2, 3, 4], 1)
+        assert "the sink is gone" in printed
+        assert "less than -5" in printed
+        for file in ("claims.html", f"tiny/{NAME}/table.parquet"):
+            assert (tmp_path / "sinklab-claims" / file).is_file()
+            assert file in printed.replace("\n", "")
+
+    def test_failed_runs_are_named_and_the_status_is_1(self, asked):
+        result = run("reproduce", "learning_rate", status=1)
+        assert "failed: baseline-seed0: killed" in result.stderr
+        assert "the same command again tries what failed" in result.stderr.replace("\n", " ")
+
+    def test_claims_that_share_trainings_are_foreseen_with_them_once(self):
+        names = ["learning_rate", "sink_moves_to_bias"]
+        alone = [len(request.cells) for request in on_trainings._requests(names, "tiny", [0])]
+        both = re.search(r"trainings: (\d+)", on_trainings.foreseen(names, "tiny", [0]))
+        assert int(both[1]) == sum(alone) - 1  # the baseline
