@@ -51,6 +51,7 @@ def find_causes(
     - unneeded: none of these costs loss.
     - switch: text-dependent on some domains, at rest on the others.
     - active, needs-sink: only that silencing it costs is shown; only that hiding its sink does.
+    - slight: of many heads, one of which only is shown that both cost less than an even share of what attention is worth.
     - undecided, not-run: anything else at the error rate asked for; not measured within the budget.
 
     Beside the label stands whether the head needs its sink. docs/explain.md has the rules.
