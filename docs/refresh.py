@@ -5,10 +5,13 @@ A derived part stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``;
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+from sinklab.cli.catalogue import DEFINITIONS as DEFINITIONS_FILE
+from sinklab.cli.catalogue import definitions
 from sinklab.registry import KINDS
 from sinklab.results.metric import declared
 from sinklab.results.table import COLUMNS
@@ -96,3 +99,7 @@ if __name__ == "__main__":
         if (after := refreshed(before)) != before:
             path.write_text(after, encoding="utf-8")
             print(f"refreshed {path.relative_to(ROOT)}")
+    kept = json.dumps(definitions(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    if not DEFINITIONS_FILE.is_file() or DEFINITIONS_FILE.read_text(encoding="utf-8") != kept:
+        DEFINITIONS_FILE.write_text(kept, encoding="utf-8")
+        print(f"refreshed {DEFINITIONS_FILE.relative_to(ROOT)}")

@@ -15,7 +15,7 @@ from tests.conftest import make_sinklm, make_tokenizer
 import sinklab
 from sinklab import attend
 from sinklab.cli.commands import find_commands
-from sinklab.configuration import Section, check_numbers, with_overrides
+from sinklab.configuration import check_numbers, with_overrides
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError
@@ -175,11 +175,6 @@ def test_a_stream_ends_after_a_whole_number_of_tokens(model):
         sinklab.stream(model, IDS, max_new_tokens=0)
 
 
-def test_a_table_may_be_named_by_its_path(tmp_path):
-    callback = sinklab.SinkCallback(torch.zeros(1, 64, dtype=torch.int64), table=str(tmp_path / "sinks.parquet"))
-    assert callback.table.path == tmp_path / "sinks.parquet"
-
-
 def test_settings_of_a_stream(model):
     with pytest.raises(
         TypeError, match=r"stream\(\) got an unexpected keyword argument 'foo'; its settings are policy, tokenizer"
@@ -228,12 +223,6 @@ def test_a_name_is_no_probe(small_model):
     refused = pytest.raises(ConfigurationError, match=r"make one of it with sinklab.registry.probes.make\('entropy'\)")
     with refused, attend(small_model, probes=["entropy"]):
         pass
-
-
-def test_a_single_token_is_measured(small_model):
-    with torch.no_grad(), attend(small_model, probes=[probes.make("sink_rate")]) as session:
-        small_model(torch.zeros(1, 1, dtype=torch.long))
-    assert (session.table().query("metric == 'gu2024'")["value"] == 100).all()
 
 
 def test_dotted_paths_take_yaml():
@@ -331,14 +320,6 @@ def test_other_numbers_are_refused_wherever_they_stand(value):
     for inside in (value, [value], {"y": value}, {"y": [0, (value,)]}):
         with pytest.raises(ConfigurationError, match=r"^`x`.*(expected a finite number|has 64 bits; expected a whole number)"):
             check_numbers("`x`", inside)
-
-
-def test_a_default_is_checked_like_a_value():
-    class Wrong(Section):
-        number: int = "none"  # type: ignore[assignment]
-
-    with pytest.raises(ConfigurationError, match="number"):
-        Wrong()
 
 
 def test_a_field_said_by_one_that_is_not_there():

@@ -15,7 +15,7 @@ from tests.conftest import make_sinklm
 
 from sinklab.cli import wait_without_spinning
 from sinklab.cli.app import app
-from sinklab.cli.catalogue import describe, every_metric
+from sinklab.cli.catalogue import DEFINITIONS, definitions, describe, every_metric
 from sinklab.cli.derive import folder_name
 from sinklab.registry import KINDS
 from sinklab.results.run import Result
@@ -212,7 +212,11 @@ class TestShow:
     def test_every_metric(self):
         """A plug-in may have the name of a metric that something else measures, as the probe sink_rate has."""
         for name, metric in every_metric().items():
-            assert metric in [one for description in describe(name) for one in description.metrics], name
+            assert metric.text in [one.text for description in describe(name) for one in description.metrics], name
+
+    def test_what_is_shown_without_importing_is_what_the_modules_say(self):
+        kept = json.loads(DEFINITIONS.read_text(encoding="utf-8"))
+        assert kept == json.loads(json.dumps(definitions())), "run: make docs"
 
     def test_a_plugin_and_a_metric_of_one_name_are_both_shown(self):
         probe, metric = json.loads(run("show", "sink_rate", "--json").stdout)

@@ -1,7 +1,5 @@
 """The command stream: what goes where, that its tokens are the library's, how it ends, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -101,12 +99,6 @@ class TestOutput:
         assert [token["id"] for token in tokens] == [token.id for token in expected]
         assert summary["policy"] == "{0, 1, 3}+11"  # <bos> and ab, and what was asked for
 
-    def test_a_stop_string(self, checkpoint, expected):
-        text = "".join(token.text for token in expected)
-        stop = text[6:9]
-        options = [*SMALL, "--endless", "--max-new-tokens", 30, "--stop", stop]
-        assert run(checkpoint, "--prompt", PROMPT, *options).stdout == text[: text.index(stop)]
-
 
 class TestStates:
     def test_saving_and_resuming_is_going_on(self, checkpoint, expected, tmp_path):
@@ -167,24 +159,6 @@ class TestEnds:
         assert summary["unread"] == 0
         more = lines(run(checkpoint, "--resume", state, "--prompt", " more", "--max-new-tokens", 5, "--json"))[0]
         assert more == lines(run(checkpoint, "--prompt", f"{PROMPT} more", *options[:-2], "--max-new-tokens", 5))[0]
-
-    def test_a_file_that_appears_meanwhile_costs_no_state(self, checkpoint, monkeypatch, tmp_path):
-        state, step = tmp_path / "state.bin", Stream.step
-
-        def meanwhile(self):
-            state.write_text("another's")
-            return step(self)
-
-        monkeypatch.setattr(Stream, "step", meanwhile)
-        result = run(checkpoint, "--prompt", PROMPT, *SMALL, "--max-new-tokens", 3, "--save", state, status=2)
-        (rescued,) = set(tmp_path.iterdir()) - {state}
-        assert result.stderr == (
-            f"error: output file {state} exists; choose another with --save, or replace it with --overwrite. "
-            f"The state is in {rescued}\n"
-        )
-        assert state.read_text() == "another's"
-        monkeypatch.undo()
-        run(checkpoint, "--resume", rescued, "--max-new-tokens", 3)
 
     @pytest.mark.slow  # a fresh interpreter
     def test_a_reader_that_has_had_enough(self, checkpoint):

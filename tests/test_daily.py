@@ -1,7 +1,5 @@
 """What a daily user meets: versions, quiet, estimates, colours, narrow terminals, one folder, completion."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess
@@ -10,8 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from rich.table import Table
 from tests.command_line import CliRunner
 
 from sinklab.cli import app as application
@@ -21,7 +17,6 @@ from sinklab.results import progress as bars
 from sinklab.results.environment import installed
 from sinklab.results.folder import default_out
 from sinklab.results.progress import SETTLED, Pace, is_quiet, quietly, say
-from sinklab.results.terminal import PIPE_WIDTH, fitted
 from sinklab.results.version import __version__
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--probe", "sink_rate"]
@@ -198,42 +193,6 @@ def test_colours_can_be_forced_and_refused():
     assert forced.startswith("\x1b[1mrecipes")
     bare = colours(FORCE_COLOR="1", NO_COLOR="1")
     assert not {f"\x1b[{code}m" for code in range(30, 38)} & set(bare.replace("m", "m ").split())
-
-
-def table() -> Table:
-    shown = Table(box=None, pad_edge=False)
-    for header in ("policy", "", "loss in nats", "[b]held[/b]"):
-        shown.add_column(header)
-    shown.add_row("sink_window", "a", "2.574 ± 0.40", "393 KiB")
-    shown.add_row("recompute_the_window", "", "2.736", "–")
-    return shown
-
-
-def printed(width: int) -> list[str]:
-    console = Console(soft_wrap=True, width=width, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    for piece in fitted(table(), console):
-        console.print(piece)
-    return console.export_text().splitlines()
-
-
-def test_a_table_that_fits_stays_as_it_is():
-    assert printed(PIPE_WIDTH) == printed(60)
-    assert len(printed(60)) == 3
-
-
-def test_a_table_wraps_between_words_where_words_fit():
-    lines = printed(40)
-    assert len(lines) > 3
-    assert max(map(len, lines)) <= 40
-    words = " ".join(lines).split()
-    assert {"recompute_the_window", "2.574", "±", "393", "KiB", "nats"} <= set(words)
-
-
-def test_where_they_do_not_every_row_is_a_few_lines():
-    assert printed(30) == [
-        "sink_window", "  a", "  loss in nats: 2.574 ± 0.40", "  held: 393 KiB", "",
-        "recompute_the_window", "  loss in nats: 2.736", "  held: –",
-    ]  # fmt: skip
 
 
 # --- one folder for all outputs ---

@@ -1,7 +1,5 @@
 """The value that says where sinks are: how places are told apart, which key it is in a call, and ids of tokens in calls."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import warnings
@@ -20,8 +18,8 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.pinned import Pinned
 from sinklab.results.intervals import LEAST_SHARE
 from sinklab.sinks import Head, Sink, SinkFinder, Sinks, find_sinks
+from sinklab.sinks.finder import Hits, enough_documents, places
 from sinklab.sinks.finding import SinkWeights
-from sinklab.sinks.places import Hits, enough_documents, places
 from sinklab.studies.measure.from_weights import from_weights
 
 LOUD = 7
@@ -180,10 +178,6 @@ class TestWhatCounts:
     def test_one_head_of_many_is_enough(self):
         """0.69 % of (document, head), all of them in one head."""
         assert list(places(hits((5, 7, 0, True, 32)), np.full(144, 32.0))) == [("position", 0)]
-
-    def test_a_place_of_a_sinking_head_comes_before_one_that_many_seldom_use(self):
-        many = [(head, 10 + head, 0, True, 4) for head in range(12)]
-        assert list(places(hits((0, 50, 3, True, 30), *many), np.full(12, 64.0))) == [("position", 3), ("position", 0)]
 
     def test_a_token_is_followed_if_it_is_not_its_first_occurrence_that_counts(self):
         first = [(0, LOUD, position, True, 5) for position in (4, 7, 10)]
@@ -463,13 +457,3 @@ class TestInFront:
         found = find_sinks(model, tokens)
         assert (found.main.position, found.main.called, found.positions_in_text) == (5, None, [3])
         assert Pinned.of(found, window=4).pinned == (3,)
-
-    def test_a_token_is_found_where_it_stands_behind_them(self):
-        tokens = texts(2, 5, 9, 12)
-        model = self.fronted(2)
-        found = find_sinks(model, tokens)
-        assert found.main.token == LOUD
-        assert found.place_in(tokens).flatten().tolist() == [4, 7, 11, 14]
-        assert found.place_in(tokens).flatten().tolist() == [
-            int(call[0]) for call in found.keys(calls_of(model, input_ids=tokens)[0])[:, -1:].tolist()
-        ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import statistics
 from types import SimpleNamespace
 
@@ -57,15 +56,6 @@ def test_the_twelve_and_the_settings_of_their_papers():
     for pathway, context in itertools.product(pathways_of(), (16, 64, 2048)):
         settings = pathway.operation(context)
         assert registered.make(settings).to_dict().items() >= settings.items()
-
-
-def test_an_operation_in_other_words_is_refused_too():
-    words = "sigmoid(normalize=False), which is sigmoid, twice"
-    with pytest.raises(ConfigurationError, match=re.escape(f"the comparison has {words}; name it once")):
-        pathways_of([{"name": "sigmoid"}, {"name": "sigmoid", "normalize": False}])
-    published, own = pathways_of([{"name": "clipped_softmax"}, {"name": "clipped_softmax", "gamma": -3.2 / 64}])[1:]
-    assert published.operation(64) == own.operation(64)
-    assert published.operation(128) != own.operation(128)
 
 
 def test_parameters_are_matched_or_refused(monkeypatch):

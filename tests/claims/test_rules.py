@@ -20,8 +20,6 @@ from sinklab_claims.contract.claim import (
     Times,
     Variant,
     base_config,
-    bases_at,
-    folder_names,
 )
 from sinklab_claims.contract.effect import Difference, Effect, Extreme, Ratio, Rise, Slope, Trend, Value
 from sinklab_claims.reproduce import store as store_of_cells
@@ -323,17 +321,6 @@ def test_a_base_without_bos_has_a_random_token_in_its_place() -> None:
     assert (other.config.data.bos, other.config.data.random_positions) == ("none", (0, 1))
     assert other.config.model == plain.config.model
     assert make_cells([Variant(BASELINE)], "60m", [0], "no-bos")[BASELINE, 0].name.startswith("baseline-")
-
-
-def test_a_scale_has_the_bases_of_a_claim_or_what_it_has() -> None:
-    assert bases_at("tiny", ("no-bos", "bos")) == ("no-bos", "bos")
-    assert bases_at("small", ("no-bos",)) == ("no-bos",)
-    assert bases_at("small") == ("bos",)
-    assert bases_at("60m", ("bos", "no-bos")) == ("no-bos",)
-    assert folder_names("tiny") == ("tiny", "tiny-bos", "tiny-no-bos")
-    assert folder_names("small") == ("small", "small-bos", "small-no-bos")
-    assert folder_names("60m") == ("60m",)
-    assert folder_names("checkpoint") == ("checkpoint",)
 
 
 def test_starting_after_another_variant() -> None:

@@ -183,60 +183,6 @@ def test_losses_of_other_tokenizers_compare_per_byte(tmp_path: Path) -> None:
     assert Comparison([audits[0], audits[0]]).warning == ""
 
 
-def certificate(*heads: tuple[float, float | None], normalized: bool = True, **changes: object) -> dict:
-    """A certificate of one layer: weight on the sink and needed weight of every head; a head above 0.3 in both is forced."""
-    entries = [
-        {
-            "module": "layers.0", "layer": 0, "head": head, "least_output": 0.1, "least_output_without_sink": 0.1 + weight / 2,
-            "gap": weight / 2, "output": 0.4, "sink_weight": weight, "needed_sink_weight": needed, "queries": 10,
-            "needed_queries": 10, "forced": normalized and min(weight, needed or 0) > 0.3,
-        }
-        for head, (weight, needed) in enumerate(heads)
-    ]  # fmt: skip
-    counts = {
-        "sink_heads": sum(entry["sink_weight"] > 0.3 for entry in entries),
-        "forced_heads": sum(entry["forced"] for entry in entries),
-    }
-    return {
-        "sink_position": 0, "sink": "position 0", "sink_found": True, "delta": 0.2, "threshold": 0.3, "samples": 4,
-        "normalized": normalized, "heads": entries, **counts, **changes,
-    }  # fmt: skip
-
-
-@pytest.fixture
-def certified(tmp_path: Path) -> list[Path]:
-    """Two audits with a certificate, one that was refused it and one that did not ask for it."""
-    many = certificate((0.9, 0.72), (0.8, 0.1), (0.5, 0.4), (0.1, None), (0.05, 0.01))
-    null = certificate((0.2, 0.3), (0.1, 0.1), normalized=False, sink="the null")
-    sections = {"a": many, "b": null, "c": {"refused": "no projection was found"}}
-    folders = [
-        write_audit(tmp_path / name, model=f"model-{name}", layers=2, heads=2, seq_len=16, summary={"certificate": section})
-        for name, section in sections.items()
-    ]
-    return [*folders, write_audit(tmp_path / "d", model="model-d", layers=2, heads=2, seq_len=16)]
-
-
-def test_certificates_are_side_by_side(certified: list[Path]) -> None:
-    table = Comparison(certified).table
-    rows = table[table.index.str.startswith("certificate: ")]
-    first, second, refused, without = (rows[name].tolist() for name in rows.columns)
-    # Needed, over the four heads known: 0.01, 0.1, 0.4, 0.72; of those with a sink 0.1, 0.4, 0.72; gaps half the weights.
-    assert first == ["position 0", "3 of 5", "2 of 5", 0.25, 0.4, 0.5, 0.25, "yes"]
-    assert second == [
-        "the null",
-        "0 of 2",
-        "0 of 2",
-        0.2,
-        None,
-        pytest.approx(0.15),
-        pytest.approx(0.075),
-        "no, so none is forced",
-    ]
-    assert refused == ["not certified: no projection was found", *[None] * 7]
-    assert without == [None] * 8
-    assert rows.index[3] == "certificate: weight needed for output 0.2 (median head)"
-
-
 def test_hostile_names_are_inert(tmp_path: Path) -> None:
     folders = [write_audit(tmp_path / name, layers=2, seq_len=8, hostile=True) for name in ("a", "b")]
     text = Comparison(folders).write(tmp_path / "compare.html").read_text(encoding="utf-8")

@@ -104,19 +104,6 @@ def test_a_number_has_one_name_with_the_sections_of_an_audit_and_without(tmp_pat
     assert names == [["gu2024"], ["gu2024"]]
 
 
-def test_numbers_of_several_sinks_are_told_apart(tmp_path):
-    """A mean over the places of several origins is the number of none."""
-    spikes = [{"metric": "spike", "value": value, "sink": sink} for value, sink in ((900.0, "corner patches"), (4.0, "[CLS]"))]
-    norms = [{"metric": "norm", "value": 2.0, "sink": "[CLS]"}]
-    write_json({"kind": "origin", "status": "finished", "config": {}}, tmp_path / "run.json")
-    write_table(make_table(spikes + norms, model="org/model", probe="origin", unit="1"), tmp_path / "table.parquet")  # type: ignore[arg-type]
-    assert {name: value for name, (value, _) in run_of(tmp_path).numbers.items()} == {
-        "spike · corner patches": 900.0,
-        "spike · [CLS]": 4.0,
-        "norm": 2.0,
-    }
-
-
 @pytest.mark.parametrize(
     ("about", "names"),
     [

@@ -9,9 +9,8 @@ import pytest
 from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import InputError
 from sinklab.results.file import check_file, clear_partial, write_atomically, write_file
-from sinklab.results.table import make_table, write_json, write_table
 
 
 def write(path: Path, text: str = "new", **options) -> None:
@@ -137,11 +136,6 @@ class TestWritten:
         check_file(tmp_path / "new" / "out", overwrite=False)
         assert names(tmp_path) == []
 
-    def test_overwrite_needs_a_file(self):
-        check_file(None, overwrite=False)
-        with pytest.raises(ConfigurationError, match="`overwrite` is about an output file; give one with `save`"):
-            check_file(None, overwrite=True, name="save")
-
 
 class TestCommands:
     """Every command that writes a file looks before it works: what it would work on here is not even there."""
@@ -175,12 +169,3 @@ class TestCommands:
             write_page("new", page)
         page.write_text('<meta name="generator" content="sinklab">')
         assert write_page("new", page).read_text() == "new"
-
-    def test_curves_in_a_run_are_replaced_and_a_named_file_is_not(self, tmp_path):
-        rows = [{"metric": "held_out_loss", "step": step, "value": 1.0, "unit": "nats", "count": 1} for step in (1, 2)]
-        write_table(make_table(rows, probe="training"), tmp_path / "run" / "table.parquet")
-        write_json({"kind": "pretrain", "config": {"name": "x"}}, tmp_path / "run" / "run.json")
-        for _ in range(2):
-            assert CliRunner().invoke(app, ["plot", str(tmp_path / "run")]).exit_code == 0
-        assert names(tmp_path / "run") == ["curves.png", "run.json", "table.parquet"]
-        assert "exists" in self.run("plot", tmp_path / "run", "--out", tmp_path / "run" / "curves.png")

@@ -30,6 +30,11 @@ from sinklab.results.metric import Metric, metrics_of
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import OverwriteFile, command
 
+PACKAGE = Path(sinklab.__file__).parent
+
+DEFINITIONS = PACKAGE / "cli" / "definitions.json"
+"""What :func:`definitions` gives, so that a definition is shown without importing what measures it; ``make docs`` writes it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
@@ -83,8 +88,10 @@ def describe(name: str) -> list[Description]:
     Raises:
         UnknownNameError: nothing is called so; the message suggests the nearest name, or what can be done with a model.
     """
-    descriptions = [_plugin(registry, name) for registry in KINDS.values() if name in registry]
-    if any(metric.name == name for description in descriptions for metric in description.metrics):
+    descriptions = _kept(name)
+    known = {description.kind for description in descriptions}
+    descriptions += [_plugin(one, name) for one in KINDS.values() if name in one and one.kind not in known]
+    if "metric" in known or any(metric.name == name for description in descriptions for metric in description.metrics):
         return descriptions
     metric = declarations.declared(name)
     if metric is None and not descriptions and not _is_model(name):
@@ -102,6 +109,30 @@ def describe(name: str) -> list[Description]:
     near = difflib.get_close_matches(name, [*known, *declarations.catalogue()], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
+
+
+def _kept(name: str) -> list[Description]:
+    """What :data:`DEFINITIONS` says of a name, for which nothing is imported."""
+    descriptions = []
+    for record in json.loads(DEFINITIONS.read_text(encoding="utf-8")).get(name, []):
+        record["parameters"] = [Parameter(**parameter) for parameter in record["parameters"]]
+        record["metrics"] = tuple(declarations.LOSS._with(**metric) for metric in record["metrics"])  # no declarations
+        descriptions.append(Description(**record | {"file": record["file"] and str(PACKAGE / record["file"])}))
+    return descriptions
+
+
+def definitions() -> dict[str, list[dict[str, Any]]]:
+    """By name what the plug-ins of sinklab say of themselves, and the metrics of its probes: what :data:`DEFINITIONS` holds."""
+    own = [registry for plural, registry in KINDS.items() if plural not in ("recipes", "read_outs", "claims")]
+    described = [_plugin(registry, name) for registry in own for name in sorted(registry._files())]
+    names = {description.name for description in described}
+    measured = {metric.name: metric for description in described for metric in description.metrics}
+    described += [_metric(metric) for name, metric in sorted(measured.items()) if name not in names]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for description in described:
+        file = description.file and Path(description.file).relative_to(PACKAGE).as_posix()
+        found.setdefault(description.name, []).append(description.to_dict() | {"file": file})
+    return found
 
 
 def _is_model(name: str) -> bool:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from sinklab.errors import InputError, ResultError
-from sinklab.results.table import COLUMNS, LATER
+from sinklab.results.table import COLUMNS
 
 CorpusAndBos = tuple[str, int | None]
 """Corpus and how many beginning-of-sequence tokens each sample starts with."""
@@ -28,7 +28,7 @@ _INTEGERS = ("bos", "layer", "head", "key_position", "count")
 
 CROSS = "cross-attention"
 PART = "part"
-"""Column that names the part of an encoder–decoder; older tables lack it."""
+"""Column that names the part of an encoder–decoder."""
 
 _SHORT = {"encoder": "enc", "decoder": "dec", "cross-attention": "cross"}
 """Parts in the order in which they are shown, and what stands before the number of a layer."""
@@ -376,14 +376,10 @@ def _read(path: Path) -> pa.Table:
     if not path.is_file():
         raise InputError(f"{path} is not there; is {path.parent} the output directory of an audit?")
     try:
-        names = pq.read_schema(path).names
-        missing = [name for name in COLUMNS if name not in (*names, *LATER)]
+        missing = COLUMNS.keys() - set(pq.read_schema(path).names)
         if missing:
-            raise ResultError(f"{path} does not follow the schema: without {', '.join(missing)}; measure again")
-        columns = [*_WORDS, *([PART] if PART in names else []), *_INTEGERS, "value"]
-        table = pq.read_table(path, columns=columns, read_dictionary=[*_WORDS, PART])
-        if PART not in names:
-            table = table.append_column(PART, pa.nulls(table.num_rows, pa.string()))
+            raise ResultError(f"{path} does not follow the schema: without {', '.join(sorted(missing))}; measure again")
+        table = pq.read_table(path, columns=[*_WORDS, PART, *_INTEGERS, "value"], read_dictionary=[*_WORDS, PART])
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise

@@ -47,9 +47,6 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 """Column name to pandas dtype and meaning, in order."""
 
-LATER = ("part", "sink", "tier")
-"""Columns that tables lack which were written before there were such columns; null there."""
-
 
 def make_table(rows: Iterable[Mapping[str, object]], **constants: object) -> pd.DataFrame:
     """A table from rows of a probe; ``constants`` fill the columns that are the same for all.
@@ -179,9 +176,6 @@ def read_table(path: Path) -> pd.DataFrame:
         table = pd.read_parquet(path)
     except Exception as error:
         raise ResultError(f"{path} is not a parquet table: {error}") from error
-    for name in LATER:
-        if name not in table and set(table.columns) >= COLUMNS.keys() - set(LATER):
-            table.insert(list(COLUMNS).index(name), name, None)
     if list(table.columns) != list(COLUMNS):
         raise ResultError(f"{path} does not follow the schema; its columns: {', '.join(map(str, table.columns))}")
     for name, (dtype, _) in COLUMNS.items():

@@ -39,7 +39,7 @@ from sinklab.results.table import read_run
 from sinklab.results.version import __version__
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.process import chosen_dtype
-from sinklab.training.token_cache import hash_key
+from sinklab.training.tokenizer import hash_key
 from sinklab_claims.contract.claim import (
     SECONDS_OF_A_TRAINING,
     Base,

@@ -114,24 +114,6 @@ def test_separators_at_the_end_are_seen_although_no_causal_model_would_see_them(
     assert summary["candidate_positions"] == 24
 
 
-def test_a_separator_that_varies_in_place_is_named_by_itself():
-    """Texts of different lengths: one separator each, and two each, of which the head looks at both."""
-    loaded = bert(SEP)
-    letters = torch.arange(5, 31)
-    rows = [[CLS, *letters[:number].tolist(), SEP] for number in range(6, 22)]
-    tokens = torch.zeros(16, 23, dtype=torch.int64)
-    for row, ids in zip(tokens, rows, strict=True):
-        row[: len(ids)] = torch.tensor(ids)
-    found = find_sinks(loaded.model, {"input_ids": tokens, "attention_mask": (tokens > 0).long()}, decode=WORDS.__getitem__)
-    assert [sink.name for sink in found.sinks] == ["the first “[SEP]”"]
-    assert (found.main.sinking, len(found.heads), found.followed) == (1, 2, ())
-    tokens[torch.arange(16), torch.arange(16) % 5 + 2] = SEP
-    found = find_sinks(loaded.model, {"input_ids": tokens, "attention_mask": (tokens > 0).long()}, decode=WORDS.__getitem__)
-    assert found.sinks == ()
-    assert [sink.name for sink in found.followed] == ["“[SEP]” wherever it stands"]
-    assert found.followed[0].heads[0][1] == 100.0
-
-
 def test_a_tokenizer_without_a_mask_token_gives_no_loss_and_says_so(text):
     summary = audit(bert(mask=False), corpus=str(text), seq_len=24, samples=4, cache=False).summary
     assert (summary["loss"], summary["loss_kind"]) == (None, "masked token")
@@ -333,16 +315,6 @@ def test_files_of_every_form_hold_the_same_pairs(tsv, tmp_path):
     assert sorted(resolve_corpus({"name": "pairs", **settings}).pairs(0)) == sorted(PAIRS)
 
 
-def test_a_dataset_of_two_columns_holds_pairs(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    made = datasets.Dataset.from_dict({"en": [source for source, _ in PAIRS], "de": [target for _, target in PAIRS]})
-    made.to_parquet(tmp_path / "pairs.parquet")
-    corpus = resolve_corpus({"name": "pairs", "path": str(tmp_path / "pairs.parquet"), "source": "en", "target": "de"})
-    assert sorted(corpus.pairs(0)) == sorted(PAIRS)
-    with pytest.raises(InputError, match=r"pair 1 has no 'source'; it has 'en', 'de': name the columns"):
-        next(resolve_corpus({"name": "pairs", "path": str(tmp_path / "pairs.parquet")}).pairs(0))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -447,15 +419,3 @@ def test_parts_are_compared_as_models_are(paired, tsv, tmp_path):
     assert list(compare([paired.folder, other.folder]).display({}))  # what the terminal shows
     page = Comparison([paired.folder, other.folder]).write(tmp_path / "both.html").read_text(encoding="utf-8")
     assert page.count('class="one"') == 6
-
-
-def test_an_encoder_by_itself_reads_texts_and_no_pairs(tmp_path):
-    """Its configuration is that of the whole model, and says that there are two sides."""
-    loaded = bart()
-    text = tmp_path / "letters.txt"
-    text.write_text("".join(random.Random(0).choices(LETTERS, k=4000)))
-    alone = wrap_model(loaded.model.get_encoder(), loaded.tokenizer)
-    arguments = {"corpus": str(text), "samples": 4, "seq_len": LENGTH}
-    found = audit(alone, **arguments, cache=False).summary
-    assert (found["parts"], found["num_heads"], found["kind"]) == ([], 2, "text")
-    assert measure(alone, probes=["entropy"], **arguments).table["part"].isna().all()

@@ -9,7 +9,6 @@ import re
 import pytest
 import torch
 from safetensors import safe_open
-from tests.architectures.zoo import MEASURED, build
 from tests.conftest import make_sinklm, make_tokenizer
 
 from sinklab import audit
@@ -381,19 +380,6 @@ def test_a_verdict_takes_eight_queries(samples, length, queries):
     assert [(head["needed_queries"], head["queries"], head["forced"]) for head in first] == [
         (queries, queries, queries >= 8)
     ] * 2
-
-
-def test_a_null_is_the_sink_where_it_plays_it():
-    model = build(next(entry for entry in MEASURED if entry.id == "gpt_oss"), "eager")
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.sinks.fill_(20.0)
-    section = audit(
-        wrap_model(model), corpus="random_tokens", seq_len=16, samples=2, bos="none", cache=False, certificate=True
-    ).summary["certificate"]
-    assert section["sink_position"] == "null"
-    assert all(head["sink_weight"] > 0.9 for head in section["heads"])
-    assert section["sink"] == "the null (learned sink logit, key bias)"
 
 
 def test_what_cannot_be_certified_says_why():

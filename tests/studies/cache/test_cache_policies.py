@@ -118,13 +118,6 @@ class TestRecommendation:
             without = recommend({64: sizes}, pinned=others)
             assert (without.needed, without.better) == ("no", None)
 
-    def test_sinks_elsewhere_decide_what_first_tokens_leave_open(self):
-        sizes = made_up({0: 0.2, 1: 0.2, 7: 0.0})
-        sizes[1] = sizes[0] - 0.1 * torch.linspace(-1, 1.4, 8)[:, None]  # first tokens help in some texts
-        found = recommend({64: sizes}, pinned={64: {"pinned {7}+63": sizes.pop(7)}})
-        assert (found.needed, found.better) == ("yes", "pinned {7}+63")
-        assert recommend({64: sizes}).needed == "undecided"
-
     @pytest.mark.parametrize(("smaller", "window"), [(0.01, 31), (0.07, 63)])
     def test_the_size_is_chosen_by_the_losses_of_what_is_recommended(self, smaller, window):
         """First tokens need the larger size, and sinks that stand elsewhere lose 0.01 or 0.07 nats in the smaller one."""
@@ -536,12 +529,6 @@ def test_what_cannot_be_rounded_is_refused_in_a_line():
         compare_policies(loaded, quantized=["int8", "int3"])
     with pytest.raises(ConfigurationError, match="`quantized` is for policies whose tokens stay in their slots; 'recompute'"):
         open_reader(loaded.model, "recompute", quantized="int8")
-
-
-def test_a_window_of_the_trained_length_is_compared_with_itself(loaded):
-    """The texts with all tokens held are cut to that length, and those under the window are not."""
-    (*_, bounded) = quantized_caches(loaded, ROWS, ["int8"], 64)
-    assert (bounded.window, bounded.tokens) == (64, 160)
 
 
 def test_a_model_that_cannot_have_integers_is_refused_before_anything_is_compared(tmp_path):

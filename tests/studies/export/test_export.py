@@ -17,7 +17,7 @@ from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.models.loading import load_model
 from sinklab.registry import policies
-from sinklab.results.table import read_run, write_json
+from sinklab.results.table import read_run
 from sinklab.studies.cache.found import Comparison, Difference, PolicyEntry, QuantizedEntry, Size
 from sinklab.studies.cache.plan import long_texts
 from sinklab.studies.export.base import ExportPlan, engines, exported
@@ -333,18 +333,6 @@ def test_bad_input_is_one_line_before_anything_is_written(finished, tmp_path, ar
     assert message in said
     assert said.count("\n") == 1
     assert not out.exists()
-
-
-def test_other_runs_are_refused(tmp_path):
-    write_json({"kind": "pretrain"}, tmp_path / "run.json")
-    refusal = f"{tmp_path} is a run of pretrain; a run of 'sinklab cache' is needed"
-    assert refusal in export(tmp_path, "--to", "vllm", status=2).stderr
-    write_json({"kind": "audit"}, tmp_path / "run.json")
-    write_json({"cache": None}, tmp_path / "summary.json")
-    assert (
-        "is an audit that compared no policies; a run of 'sinklab cache' is needed"
-        in export(tmp_path, "--to", "vllm", status=2).stderr
-    )
 
 
 def test_nothing_recommended_is_a_reason_in_each_entry():

@@ -132,37 +132,6 @@ def test_a_planted_neuron_is_found_with_its_channel(samples):
     assert found.error < 1e-6  # float32 products against float64 sums of 48 terms
 
 
-def test_a_hybrid_says_in_which_blocks_its_heads_are(samples):
-    """Two convolutions, then two blocks of attention, whose heads look for what the second MLP writes at the first token."""
-    torch.manual_seed(0)
-    kinds = ["conv", "conv", "full_attention", "full_attention"]
-    config = T.Lfm2Config(
-        **{**SIZES, "num_hidden_layers": 4}, **ENDS, num_key_value_heads=4, block_auto_adjust_ff_dim=False, layer_types=kinds
-    )
-    model = T.Lfm2ForCausalLM(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.fill_(1.0) if "norm" in name else parameter.normal_(std=0.02)
-        embedding, mlp = model.model.embed_tokens.weight, model.model.layers[1].feed_forward
-        embedding[:, CONSTANT], embedding[:, [SPIKE, MARK]], embedding[0, MARK] = 1.0, 0.0, 1.0
-        plant((mlp.w1, mlp.w3, mlp.w2), reads=MARK, channel=SPIKE, writes=3.0)
-        for layer in model.model.layers[2:]:
-            attention = layer.self_attn
-            attention.q_layernorm.weight.fill_(4.0), attention.k_layernorm.weight.fill_(4.0)
-            for head in range(4):
-                query, key = attention.q_proj.weight[8 * head : 8 * head + 8], attention.k_proj.weight[8 * head : 8 * head + 8]
-                query.zero_(), key.zero_()
-                query[3, CONSTANT], key[3, SPIKE], key[2, CONSTANT] = 6.0, 20.0, 0.5
-    summary = locate_origins(model, samples, Sinks.at(0), controls=1)[0]
-    (found,) = summary.origins
-    assert (found.block, [unit.unit for unit in found.units]) == (1, [NEURON])
-    assert {head.layer for head in found.heads} == {0, 1}
-    note = "Of 4 blocks 2 have attention (2, 3), and heads are numbered by these: 0.0 is the first head of block 2."
-    assert note in summary.notes
-    plain = locate_origins(planted(writes=3.0, reads=SPIKE), samples, Sinks.at(0), controls=1)[0]
-    assert not any("have attention" in text for text in plain.notes)
-
-
 @pytest.mark.parametrize(
     ("reads", "says"),
     [
@@ -598,20 +567,6 @@ def test_losses_of_padded_texts_are_those_of_the_texts_alone(side):
     scored = ~found.isnan()
     assert scored.sum(1).tolist() == [11, 11]
     torch.testing.assert_close(found[scored].view(2, 11), alone, rtol=0, atol=1e-5)
-
-
-def test_texts_have_room_in_the_model():
-    """Longer ones than a table of positions are refused, and ones longer than it was trained on are said to be that."""
-    torch.manual_seed(0)
-    model = T.GPT2LMHeadModel(T.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=11, **ENDS)).eval()
-    with pytest.raises(ConfigurationError, match="has embeddings for 11 positions and a text has 12 tokens"):
-        find_origin(model, inputs=tokens())
-    for length in (12, 13):
-        model = T.LlamaForCausalLM(T.LlamaConfig(**SIZES, **ENDS, max_position_embeddings=12)).eval()
-        notes = find_origin(model, inputs=tokens(length=length), controls=1).summary["notes"]
-        assert any(note.startswith("The samples have 13 tokens and the model was made for 12") for note in notes) == (
-            length > 12
-        )
 
 
 def test_samples_of_ones_own_are_ids_what_a_tokenizer_returns_or_samples():

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from sinklab.errors import InputError, MeasurementError
-from sinklab.studies.theory import hull_certificate
 from sinklab.studies.theory.hull_certificate import certify_hulls, nearest_to_origin
 from sinklab.studies.theory.trigger_bounds import trigger_batch
 
@@ -141,14 +140,6 @@ def test_hulls_of_a_group_share_vertices_and_empty_ones_have_no_distance():
         assert found.upper[group, hull].item() == pytest.approx(alone.upper.item(), abs=1e-6 * alone.scale.item())
 
 
-def test_blocks_do_not_matter(monkeypatch):
-    vectors = torch.randn(3, 12, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.3
-    members = torch.ones(12, 12, dtype=torch.bool).tril().repeat(3, 1, 1)
-    whole = nearest_to_origin(vectors @ vectors.mT, members)
-    monkeypatch.setattr(hull_certificate, "_BLOCK_NUMBERS", 700)
-    torch.testing.assert_close(nearest_to_origin(vectors @ vectors.mT, members).upper, whole.upper, rtol=0, atol=1e-3)
-
-
 @given(st.floats(0, 1), st.integers(0, 2**31))
 @settings(max_examples=40, deadline=None)
 def test_pulled_hulls_are_hulls_of_pulled_vertices(share, seed):
@@ -232,19 +223,6 @@ def test_a_head_that_cannot_be_silent_at_all():
     assert found.with_lower.item() == near(1.0)
     assert found.without_lower.item() == near(2.0)
     assert found.needed_lower.item() == found.needed_upper.item() == float("inf")
-
-
-def test_a_sink_of_no_use():
-    # It lies farther out than the others: no weight on it helps.
-    found = certify([[0.0, 3.0], [1.0, 1.0], [-1.0, 1.0]], delta=0.5)
-    assert found.gap.item() == near(0.0)
-    assert found.chosen_weight.item() == near(0.0)
-    assert found.needed_lower.item() == float("inf")
-
-
-def test_no_output_at_all_needs_all_the_weight():
-    found = certify([[0.0, 0.0], [1.0, 1.0], [-1.0, 1.0]], delta=0.0)
-    assert found.needed_lower.item() == near(1.0)
 
 
 def least_at(vectors, sink, weight):

@@ -68,13 +68,6 @@ def test_every_one_of_several_triggers_averages_all_tokens_up_to_it(length, data
             torch.testing.assert_close(targets[index], expected, rtol=0, atol=1e-12)
 
 
-def test_several_triggers_are_uniform_over_the_places():
-    counts = torch.bincount(draw(20_000, length=8, triggers=3).positions.flatten(), minlength=8)
-    assert counts[:2].tolist() == [0, 0]
-    # Each of six places has a trigger in half of the sequences: standard deviation 71, five of them.
-    assert (counts[2:] - 10_000).abs().max() < 355
-
-
 def test_position_is_uniform_from_the_third_token_on():
     counts = torch.bincount(draw(50_000).positions[:, 0], minlength=7)
     assert counts[:2].tolist() == [0, 0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,15 +17,12 @@ from sinklab.report.page import render
 from sinklab.results.blocks import Bar, Grid, display_token, names, number, percent
 from sinklab.results.file import write_file
 from sinklab.results.html import html
-from sinklab.results.intervals import just_above
 from sinklab.studies.audit.found import bos_words, condition_name, loss_unit
 from sinklab.studies.audit.page import DEFINITIONS, LOOKS, Audit, View, head_rates, layer_figures, look_of, read_audit
 
 _PERCENT = " (%)"
 """Rows whose name ends so are percentages."""
 
-_CERTIFICATE = "certificate: "
-"""Rows whose name begins so are the no-op certificate's."""
 
 _SETTINGS = ("threshold", "seq_len", "samples", "bos")
 """Settings that must agree before two sink rates can be compared, besides the text."""
@@ -164,7 +160,6 @@ def _numbers(audit: Audit, view: View) -> dict[str, object]:
         **_of_sinks(view),
         **_of_attention_and_activations(view),
         **_of_conditions(audit, view),
-        **_certified(audit.summary.get("certificate")),
         **{f"setting: {name}": _setting(audit, name) for name in _SETTINGS},
         "setting: corpus": corpus,
         "setting: revision of the corpus": _short(revision),
@@ -256,33 +251,6 @@ def _condition(view: View, corpus: str = "", bos: int | None = None) -> float | 
         ),
         None,
     )
-
-
-def _certified(certificate: dict[str, Any] | None) -> dict[str, object]:
-    """Rows of an audit with a no-op certificate; none of one without."""
-    if certificate is None:
-        return {}
-    if "refused" in certificate:
-        return {f"{_CERTIFICATE}sink asked about": f"not certified: {certificate['refused']}"}
-    heads, threshold = certificate["heads"], certificate["threshold"]
-
-    def median(of: str, among: list[dict[str, Any]]) -> float | None:
-        known = [head[of] for head in among if head[of] is not None]
-        return statistics.median(known) if known else None
-
-    sinks = [head for head in heads if head["sink_weight"] > just_above(threshold)]
-    needed = f"weight needed for output {certificate['delta']:g}"
-    rows = {
-        "sink asked about": certificate["sink"],
-        "heads with a sink": f"{certificate['sink_heads']} of {len(heads)}",
-        "heads forced to have it": f"{certificate['forced_heads']} of {len(heads)}",
-        f"{needed} (median head)": median("needed_sink_weight", heads),
-        f"{needed} (median of heads with a sink)": median("needed_sink_weight", sinks),
-        "weight on the sink (median head)": median("sink_weight", heads),
-        "gap (median head)": median("gap", heads),
-        "weights sum to one": "yes" if certificate["normalized"] else "no, so none is forced",
-    }
-    return {f"{_CERTIFICATE}{row}": value for row, value in rows.items()}
 
 
 def _write(row: str, value: Any) -> str:

@@ -200,14 +200,13 @@ def _settings(kind: str, record: Mapping[str, object], summary: Mapping[str, obj
         settings[new] = settings.pop(old, None)
     if kind == "causes":
         settings["domains"] = summary.get("domains")
-        settings["texts"] = _texts_of_each(record, settings.get("texts"))
     texts = _texts(record, str(settings.get("corpus")))
     if texts is not None:
         if None in texts:
             return None
         settings |= {"domains": texts} if kind == "causes" else {"corpus": texts[0]}
-    if kind == "measure":  # the config of older runs has the names of the probes alone
-        settings["probes"] = [spelled(probe) for probe in probe_settings(record)] or settings.get("probes")
+    if kind == "measure":
+        settings["probes"] = [spelled(probe) for probe in probe_settings(record)]
     if kind == "depend":
         specs = [*settings.get("tasks", [None]), *(settings.get("policies") or [])]
         if not all(isinstance(spec, str) for spec in specs):
@@ -259,13 +258,6 @@ def _texts(record: Mapping[str, object], named: str) -> list[str | None] | None:
     if len(readable) < len(entries):
         return None
     return [_written(entry.get("settings")) for entry in readable]
-
-
-def _texts_of_each(record: Mapping[str, object], recorded: object) -> object:
-    """Texts of each domain, which the option counts; the settings of older runs have those of all domains together."""
-    domains = record.get("domains")
-    entries = [entry for entry in domains if isinstance(entry, dict)] if isinstance(domains, list) else []
-    return next((entry["texts"] for entry in entries if "texts" in entry), recorded)
 
 
 def _written(settings: object) -> str | None:

@@ -37,6 +37,7 @@ TIER = "from given weights"
 Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
 
 _SHAPES = "(queries, keys), (heads, q, k), (layers, heads, q, k) or (layers, samples, heads, q, k)"
+_EXPECTED = "expected floating-point weights between 0 and 1, of 16 bits or more: divide integers by what stands for 1"
 _HINTS = {
     "number": "weights are finite; where a mask left NaN in rows of padding, say which tokens these are with `attention_mask`",
     "negative": "weights are 0 or more: give what comes after the softmax, and of signed operations the absolute values",
@@ -117,7 +118,13 @@ def from_weights(
             message says in which layer, sample, head and query.
         ConfigurationError: an argument whose value cannot take effect.
     """
-    _check_arguments(row_sums, tolerance, threshold)
+    check_numbers("`threshold`", threshold)
+    if row_sums not in ("one", "null_mass", "any"):
+        raise ConfigurationError(f"`row_sums` {row_sums!r} must be one, null_mass or any")
+    if tolerance is not None:
+        require_number("`tolerance`", tolerance)
+    if not 0.0 <= (tolerance or 0.0) < 1.0:
+        raise ConfigurationError(f"`tolerance` {tolerance} must be in [0, 1): it is a distance from a row sum of one")
     layers = _layers(weights)
     samples, _, q_len, kv_len = layers[0].shape
     if q_len > kv_len or (q_len < kv_len and not causal):
@@ -160,16 +167,6 @@ def from_weights(
     return MeasuredWeights(
         table.astype({"tier": "string", "operation": "string"}), heads.completed() if sinks.main else sinks, shape
     )
-
-
-def _check_arguments(row_sums: str, tolerance: float | None, threshold: float) -> None:
-    check_numbers("`threshold`", threshold)
-    if row_sums not in ("one", "null_mass", "any"):
-        raise ConfigurationError(f"`row_sums` {row_sums!r} must be one, null_mass or any")
-    if tolerance is not None:
-        require_number("`tolerance`", tolerance)
-    if tolerance is not None and not 0.0 <= tolerance < 1.0:
-        raise ConfigurationError(f"`tolerance` {tolerance} must be in [0, 1): it is a distance from a row sum of one")
 
 
 def measurable(probe: Probe) -> bool:
@@ -247,59 +244,40 @@ def _require_reach(calls: Sequence[GivenCall], causal: bool) -> None:
 def _layers(weights: object) -> list[Tensor]:
     """One tensor ``(samples, heads, queries, keys)`` a layer."""
     if isinstance(weights, (list, tuple)):
-        listed = [_array(layer, f"`weights`: entry {number}") for number, layer in enumerate(weights) if layer is not None]
-        if not listed:
+        layers = [_array(layer, f"`weights`: entry {number}", 4) for number, layer in enumerate(weights) if layer is not None]
+        if not layers:
             raise InputError(
                 f"`weights` is a list of {len(weights)} entries and no array; models return none unless they are asked with "
                 "output_attentions=True and loaded with attn_implementation='eager'"
             )
-        for number, layer in enumerate(listed):
-            if not 2 <= layer.ndim <= 4:
-                raise InputError(
-                    f"`weights`: layer {number} has shape {tuple(layer.shape)}; expected (queries, keys), (heads, q, k) or "
-                    "(samples, heads, q, k)"
-                )
-        layers = [layer[(None,) * (4 - layer.ndim)] for layer in listed]
     else:
-        array = _array(weights, "`weights`")
-        if not 2 <= array.ndim <= 5:
-            raise InputError(f"`weights` has shape {tuple(array.shape)}; expected {_SHAPES}")
-        if array.ndim == 4:
-            array = array[:, None]
-        layers = list(array[(None,) * (5 - array.ndim)])
-    first = layers[0]
+        layers = list(_array(weights, "`weights`", 5))
+    first = layers[0].shape if layers else ()
     for number, layer in enumerate(layers):
-        if not layer.numel():
+        if (layer.shape[0], *layer.shape[2:]) != (first[0], *first[2:]):
             raise InputError(
-                f"`weights`: layer {number} has shape {tuple(layer.shape)}, which holds nothing; expected {_SHAPES}"
-            )
-        if (layer.shape[0], *layer.shape[2:]) != (first.shape[0], *first.shape[2:]):
-            raise InputError(
-                f"`weights`: layer {number} is {tuple(layer.shape)} and layer 0 {tuple(first.shape)} as (samples, heads, q, "
-                "k), and not the same but for the heads"
+                f"`weights`: layer {number} is {tuple(layer.shape)} and layer 0 {tuple(first)} as (samples, heads, q, k), and "
+                "not the same but for the heads"
             )
     return layers
 
 
-def _array(value: object, where: str) -> Tensor:
+def _array(value: object, where: str, axes: int) -> Tensor:
+    """The array as a tensor of so many axes; of four where there may be five the first are layers, and one sample each."""
     if not isinstance(value, Tensor):
         if not hasattr(value, "__array__"):
             raise InputError(f"{where} is a {type(value).__name__}; expected a numpy array or a torch tensor")
         array = np.ascontiguousarray(value)
         if array.dtype.kind != "f" or array.dtype.itemsize > 8:
-            raise InputError(
-                f"{where} is {array.dtype}; expected floating-point weights between 0 and 1{_scaled(array.dtype.kind)}"
-            )
+            raise InputError(f"{where} is {array.dtype}; {_EXPECTED}")
         value = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))  # a file of another machine
-    if not value.is_floating_point():
-        raise InputError(f"{where} is {value.dtype}; expected floating-point weights between 0 and 1{_scaled('i')}")
-    if value.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):  # of 8 bits, which torch cannot add
-        raise InputError(f"{where} is {value.dtype}, with which nothing is computed; give float16, bfloat16 or a wider one")
-    return value.detach()
-
-
-def _scaled(kind: str) -> str:
-    return ": divide integers by what stands for 1" if kind in "iu" else ""
+    if value.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        raise InputError(f"{where} is {value.dtype}; {_EXPECTED}")
+    if not 2 <= value.ndim <= axes or not value.numel():
+        raise InputError(f"{where} has shape {tuple(value.shape)}; expected {_SHAPES}, and none of these of length 0")
+    if axes == 5 and value.ndim == 4:
+        value = value[:, None]
+    return value.detach()[(None,) * (axes - value.ndim)]
 
 
 def _modules(names: Sequence[str] | None, layers: int) -> list[str]:
