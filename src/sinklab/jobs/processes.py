@@ -29,7 +29,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from sinklab.errors import SinklabError
 from sinklab.results.progress import is_quiet, is_watched
 
-__all__ = ["REFUSED", "Watch", "last_line", "lasts", "run_processes", "serve", "watching"]
+__all__ = ["GRACE", "REFUSED", "Watch", "last_line", "lasts", "run_processes", "serve", "watching"]
 
 
 class Watch:
