@@ -476,7 +476,6 @@ FOLDED_TEXTS = 8
 """For the constants, and as many others to judge them by."""
 
 
-@gives(*IN_ITS_PLACE)
 def folded(checkpoint: Checkpoint) -> Numbers:
     """What the loss does with constants, with a value of 0 and with nothing in the place of the sinks, which are hidden.
 
