@@ -29,8 +29,6 @@ from sinklab.training.data import prepare_data
 from sinklab.training.process import chosen_device, chosen_dtype, compiles, default_cache
 from sinklab.training.train import require_same_config
 
-__all__ = ["check_machine", "default_jobs", "prepare_texts", "run_local", "run_sweep", "run_waiting"]
-
 
 def default_jobs(plan: SweepPlan) -> int:
     """Cells at a time: one per GPU, or as many as the cores have threads for."""

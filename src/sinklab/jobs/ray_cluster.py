@@ -16,8 +16,6 @@ from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.jobs.cell import SweepPlan, read_plan, run_cell
 from sinklab.jobs.processes import Watch, last_line, lasts
 
-__all__ = ["import_ray", "run_ray"]
-
 GRACE = 120.0
 """Seconds that the cells have, when the sweep is interrupted, for the step at hand and a checkpoint."""
 

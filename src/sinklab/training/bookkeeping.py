@@ -36,8 +36,6 @@ from sinklab.training.progress import Display
 from sinklab.training.record import RunTable
 from sinklab.training.trainer import PretrainingTrainer, stack
 
-__all__ = ["METRICS", "Bookkeeper", "held_out_loss", "save_model", "stoppable"]
-
 TRAIN_LOSS = Metric("train_loss", "nats", "Mean training loss of the steps since the row before; count is their number.")
 HELD_OUT_LOSS = Metric(
     "held_out_loss", "nats", "Mean next-token loss over the held-out rows, float32; count is the number of predicted tokens."

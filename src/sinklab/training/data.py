@@ -22,8 +22,6 @@ from sinklab.training.rows import RandomPositions, RowDataset, TextRows, kept_ro
 from sinklab.training.token_cache import TokenStream, cached_folder, hash_key, storing, write_stream
 from sinklab.training.tokenizer import encode, hash_tokenizer, load_tokenizer, special_ids, train_bpe, vocabulary_size
 
-__all__ = ["PreparedData", "prepare_data"]
-
 FORMAT = 1
 """Of the cache; a change of how text becomes tokens needs another number, or old folders would be taken for new ones."""
 

@@ -17,8 +17,6 @@ from transformers import PreTrainedModel
 from sinklab.errors import ConfigurationError
 from sinklab.training.config import OptimizerConfig, ScheduleConfig
 
-__all__ = ["MuonWithAdamW", "learning_rate_factor", "make_optimizer", "make_schedule"]
-
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The optimiser of the configuration over the trainable parameters of a model.

@@ -12,8 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sinklab.results.progress import Cell, in_notebook, is_quiet, is_watched
 
-__all__ = ["Display", "display"]
-
 
 class Display:
     """A bar with the newest numbers behind it, a line per record, or nothing.

@@ -22,8 +22,6 @@ from sinklab.results.folder import FolderLock
 from sinklab.training.checkpoints import writing
 from sinklab.training.tokenizer import Piece
 
-__all__ = ["TokenStream", "cached_folder", "hash_key", "storing", "write_stream"]
-
 
 class StreamIdentity(TypedDict):
     """Which documents a stream has; ``sha256`` is that of the bytes of ``tokens.bin``."""

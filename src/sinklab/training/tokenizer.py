@@ -15,19 +15,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from sinklab.errors import InputError
 
-__all__ = [
-    "BOS",
-    "EOS",
-    "Piece",
-    "beginning_as_rows",
-    "encode",
-    "hash_tokenizer",
-    "load_tokenizer",
-    "special_ids",
-    "train_bpe",
-    "vocabulary_size",
-]
-
 BOS, EOS = "<|bos|>", "<|eos|>"
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model")

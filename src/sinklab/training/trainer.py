@@ -23,8 +23,6 @@ from sinklab.training import checkpoints
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.optimizers import make_optimizer, make_schedule
 
-__all__ = ["PretrainingTrainer", "RowOrder", "stack"]
-
 
 class RowOrder(Sampler[int]):
     """Row numbers of a whole run: epoch after epoch a permutation of its own, each cut to whole batches.
