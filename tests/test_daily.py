@@ -1,7 +1,5 @@
 """What a daily user meets: versions, quiet, estimates, colours, narrow terminals, one folder, completion."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess
@@ -10,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.table import Table
 from tests.command_line import CliRunner
 
 from sinklab.cli import app as application
@@ -196,15 +193,6 @@ def test_colours_can_be_forced_and_refused():
     assert forced.startswith("\x1b[1mrecipes")
     bare = colours(FORCE_COLOR="1", NO_COLOR="1")
     assert not {f"\x1b[{code}m" for code in range(30, 38)} & set(bare.replace("m", "m ").split())
-
-
-def table() -> Table:
-    shown = Table(box=None, pad_edge=False)
-    for header in ("policy", "", "loss in nats", "[b]held[/b]"):
-        shown.add_column(header)
-    shown.add_row("sink_window", "a", "2.574 ± 0.40", "393 KiB")
-    shown.add_row("recompute_the_window", "", "2.736", "–")
-    return shown
 
 
 # --- one folder for all outputs ---

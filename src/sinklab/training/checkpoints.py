@@ -64,11 +64,7 @@ def prune(folder: Path, keep: int | None) -> None:
 
 @contextlib.contextmanager
 def writing(what: str, folder: Path, staged: Path | None = None) -> Iterator[None]:
-    """Turn a failure to write into one sentence, and leave nothing half behind.
-
-    Raises:
-        InputError: the disk is full, or the files cannot be written for another reason of the system's.
-    """
+    """Turn a failure to write into one sentence, and leave nothing half behind."""
     try:
         yield
     except Exception as error:
