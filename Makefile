@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo models demo-llm test test-thorough test-slow test-gpu test-versions wheel-check release kill mutants bench bench-gpu embedded emergence reproduce docs site lint format types check clean
+.PHONY: help install demo models demo-llm test test-thorough test-slow test-gpu test-versions wheel-check release kill bench bench-gpu embedded emergence reproduce docs site lint format types check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,8 +60,6 @@ release: install  ## build sdist and wheel, check them, install them afresh, run
 kill: install  ## kill every command that writes at seeded moments, run it again, and compare (a quarter of an hour; build/kill.json)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.kill
 
-mutants: install  ## change the core in one place at a time and see that its tests notice (hours on two cores; resumes; SAMPLE=40 for a part)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.reliability.mutants $(if $(SAMPLE),--sample $(SAMPLE)) $(FILES)
 
 bench: install  ## every benchmark, as ratios measured in the same run; fails when a bar is missed
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
@@ -96,7 +94,7 @@ $(VENV)/.installed-site: $(VENV)/.installed
 	@touch $@
 
 # Lines of src that may be: lowered with every cut, on the way to 64,000.
-LINES := 74000
+LINES := 71900
 lint: install  ## formatting and lint, changing nothing, and the budget of lines
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -1,7 +1,5 @@
 """The command stream: what goes where, that its tokens are the library's, how it ends, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -100,12 +98,6 @@ class TestOutput:
         )  # fmt: skip
         assert [token["id"] for token in tokens] == [token.id for token in expected]
         assert summary["policy"] == "{0, 1, 3}+11"  # <bos> and ab, and what was asked for
-
-    def test_a_stop_string(self, checkpoint, expected):
-        text = "".join(token.text for token in expected)
-        stop = text[6:9]
-        options = [*SMALL, "--endless", "--max-new-tokens", 30, "--stop", stop]
-        assert run(checkpoint, "--prompt", PROMPT, *options).stdout == text[: text.index(stop)]
 
 
 class TestStates:

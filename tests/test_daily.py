@@ -1,7 +1,5 @@
 """What a daily user meets: versions, quiet, estimates, colours, narrow terminals, one folder, completion."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import subprocess
@@ -10,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.table import Table
 from tests.command_line import CliRunner
 
 from sinklab.cli import app as application
@@ -139,7 +136,20 @@ def test_a_plan_covers_the_stages_that_have_not_begun():
     assert pace.words_in_all() == "about 3 minutes left in all"
     pace.update("second", 0, 9)
     pace.update("second", 9, 9)
-    assert pace.left_in_all() == pytest.approx(10 * 0.5 / 9.5)
+    assert pace.left_in_all() == pace.left("first") == 10.0  # never less than a stage of it
+
+
+def test_a_plan_ends_when_no_further_part_is_begun():
+    clock = Clock()
+    pace = Pace(clock)
+    pace.plan({"first": 1.0, "second": 9.0}, within=60)
+    pace.update("first", 0, 4)
+    clock.now += 10
+    pace.update("first", 2, 4)
+    assert pace.left_in_all() == 50
+    clock.now += 45
+    pace.update("first", 3, 4)  # it takes longer than there is, which the whole does not hide
+    assert pace.left_in_all() == pace.left("first") > 5
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -196,15 +206,6 @@ def test_colours_can_be_forced_and_refused():
     assert forced.startswith("\x1b[1mrecipes")
     bare = colours(FORCE_COLOR="1", NO_COLOR="1")
     assert not {f"\x1b[{code}m" for code in range(30, 38)} & set(bare.replace("m", "m ").split())
-
-
-def table() -> Table:
-    shown = Table(box=None, pad_edge=False)
-    for header in ("policy", "", "loss in nats", "[b]held[/b]"):
-        shown.add_column(header)
-    shown.add_row("sink_window", "a", "2.574 ± 0.40", "393 KiB")
-    shown.add_row("recompute_the_window", "", "2.736", "–")
-    return shown
 
 
 # --- one folder for all outputs ---

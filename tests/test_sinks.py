@@ -1,7 +1,5 @@
 """The value that says where sinks are: how places are told apart, which key it is in a call, and ids of tokens in calls."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import warnings
@@ -20,8 +18,8 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.pinned import Pinned
 from sinklab.results.intervals import LEAST_SHARE
 from sinklab.sinks import Head, Sink, SinkFinder, Sinks, find_sinks
+from sinklab.sinks.finder import Hits, enough_documents, places
 from sinklab.sinks.finding import SinkWeights
-from sinklab.sinks.places import Hits, enough_documents, places
 from sinklab.studies.measure.from_weights import from_weights
 
 LOUD = 7

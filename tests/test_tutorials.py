@@ -63,7 +63,7 @@ def test_a_bar_is_drawn_while_a_cell_runs():
     code = (
         "from sinklab.results.run import Run\n"
         "with Run('trial') as run:\n    run.progress('reading <b>', 1, 4)\n    run.progress('reading <b>', 4, 4)\n"
-        "from sinklab.training.progress import display\n"
+        "from sinklab.training.bookkeeping import display\n"
         "with display(10) as screen:\n    screen.result(5, {'sink_rate': 31.0})\n    screen.step(10)"
     )
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])

@@ -26,7 +26,7 @@ RUN_BY = {
     "docs/interventions.md": "tests/test_docs.py",
     "docs/measure.md": "tests/test_site.py",
     "docs/operations.md": "tests/test_site.py",
-    "docs/policies.md": "tests/policies/test_policy_page.py",
+    "docs/policies.md": "tests/policies/test_policy_checks.py",
     "docs/quantisation.md": "tests/test_site.py",
     "docs/reference.md": "tests/test_site.py",
     "docs/scores.md": "tests/tasks/test_tasks.py",

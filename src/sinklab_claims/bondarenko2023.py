@@ -23,9 +23,8 @@ from sinklab.results.metric import FRACTION, Metric
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.initial import build_model
-from sinklab.training.optimizers import make_optimizer, make_schedule
 from sinklab.training.process import chosen_dtype, compiles, default_cache
-from sinklab.training.trainer import RowOrder
+from sinklab.training.trainer import RowOrder, make_optimizer, make_schedule
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Value
 from sinklab_claims.contract.trained import Checkpoint

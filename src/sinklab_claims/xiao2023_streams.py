@@ -19,7 +19,7 @@ from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import BASELINE, Cost, OfCheckpoint, OnCheckpoint, Part, Scale
 from sinklab_claims.contract.effect import Difference, Numbers, Rise, Value
-from sinklab_claims.contract.trained import Checkpoint
+from sinklab_claims.contract.trained import Checkpoint, Reads
 from sinklab_claims.models import MODELS, embedded_model
 from sinklab_claims.variants import UNCHANGED, Fields
 from sinklab_claims.xiao2023 import MARGIN, first_tokens, window_fails, xiao
@@ -48,7 +48,7 @@ class LongTexts:
     """Long texts and the model that reads them.
 
     Attributes:
-        rows: int64 ``(texts, 4 · trained)``, from random lines on, with BOS in front where the tokenizer puts one.
+        rows: int64 ``(texts, tokens)``, from random lines on, with BOS in front where the tokenizer puts one.
         bos: id of that token; ``None`` where there is none.
         trained: tokens of the context that the model was trained on.
     """
@@ -60,23 +60,29 @@ class LongTexts:
 
     @property
     def budget(self) -> int:
-        """Tokens before the query that a bounded cache holds: a quarter of the context, as in Xiao et al.'s Table 1."""
-        return self.trained // 4
+        """Tokens before the query that a bounded cache holds: a quarter of the context, as in Xiao et al.'s Table 1, or of the
+        text where that is shorter."""
+        return min(self.trained, self.rows.shape[1]) // 4
+
+    @property
+    def last(self) -> slice:
+        """The last tokens, at which windows are computed anew; of a larger cache fewer, since each window is dearer."""
+        return slice(-LAST, None, max(1, self.budget // 64) ** 2)
 
     def losses(self, policy: Policy | dict[str, object] | str, rows: Tensor | None = None, first: int | None = None) -> Tensor:
-        """Loss in nats of the tokens from ``first`` on, by default from twice the trained context on, ``(texts, tokens)``."""
+        """Loss in nats of the tokens from ``first`` on, by default of the second half of the text, ``(texts, tokens)``."""
         rows = self.rows if rows is None else rows
-        start = 2 * self.trained if first is None else first
+        start = rows.shape[1] // 2 if first is None else first
         at_once = max(1, TOKENS_AT_ONCE // rows.shape[1])
         return torch.cat([losses(self.loaded.model, part, policy, first=start) for part in rows.split(at_once)])
 
     def recomputed(self) -> Tensor:
-        """Loss of the last ``LAST`` tokens if for each the budget and the query are encoded anew, ``(texts, LAST)``.
+        """Loss of the :attr:`last` tokens if for each the budget and the query are encoded anew, ``(texts, tokens)``.
 
         Windows begin as texts do, with BOS, at the expense of the oldest token, where there is one: the model has hardly seen
         one that does not.
         """
-        windows = self.rows[:, -LAST - self.budget - 1 :].unfold(1, self.budget + 2, 1).clone()
+        windows = self.rows[:, -LAST - self.budget - 1 :].unfold(1, self.budget + 2, 1)[:, self.last].clone()
         if self.bos is not None:
             windows[..., 0] = self.bos
         device, at_once = self.loaded.device, max(1, TOKENS_AT_ONCE // (self.budget + 2))
@@ -85,7 +91,7 @@ class LongTexts:
                 token_losses(self.loaded.model, part.to(device), after=self.budget).cpu()
                 for part in windows.flatten(0, 1).split(at_once)
             ]
-        return torch.cat(losses).view(len(windows), LAST)
+        return torch.cat(losses).view(len(windows), -1)
 
 
 def keep(num_sinks: int, held: int, **settings: object) -> dict[str, object]:
@@ -93,34 +99,36 @@ def keep(num_sinks: int, held: int, **settings: object) -> dict[str, object]:
     return {"name": "sink_window", "num_sinks": num_sinks, "window": held - num_sinks, **settings}
 
 
-def texts_of(checkpoint: Checkpoint) -> LongTexts:
-    """The long texts of a checkpoint; the same ones for every claim."""
-    return LongTexts(checkpoint.loaded, checkpoint.streams(), checkpoint.bos, checkpoint.trained_on)
+def texts_of(checkpoint: Checkpoint, reads: Reads = "long") -> LongTexts:
+    """The long texts of a checkpoint; the same ones for every claim that reads alike."""
+    rows = checkpoint.streams(past_training=reads != "long")
+    return LongTexts(checkpoint.loaded, rows, checkpoint.bos, checkpoint.trained_on)
 
 
-def on_checkpoint(numbers: Callable[[LongTexts], Numbers]) -> OfCheckpoint:
+def on_checkpoint(numbers: Callable[[LongTexts], Numbers], reads: Reads = "long") -> OfCheckpoint:
     """The numbers of long texts as what a claim measures on a checkpoint and its own texts."""
 
     @functools.wraps(numbers)
     def measure(checkpoint: Checkpoint) -> Numbers:
-        return numbers(texts_of(checkpoint))
+        return numbers(texts_of(checkpoint, reads))
 
     return measure
 
 
-def about_long_texts(numbers: Callable[[LongTexts], Numbers], **checkpoint: Any) -> dict[str, Any]:
+def about_long_texts(numbers: Callable[[LongTexts], Numbers], reads: Reads = "long", **checkpoint: Any) -> dict[str, Any]:
     """What claims about long texts have in common, by the fields of a claim.
 
     Args:
         numbers: what is measured, of held-out Python source at every scale, and on any checkpoint.
+        reads: whether the text must be longer than the training too.
         checkpoint: further fields of :class:`OnCheckpoint`.
     """
 
     @functools.wraps(numbers)
     def measure(seed: int, scale: Scale) -> Numbers:
-        return numbers(texts_of(embedded_model("softmax", seed, scale)))
+        return numbers(texts_of(embedded_model("softmax", seed, scale), reads))
 
-    on = OnCheckpoint(measure=on_checkpoint(numbers), reads="long", **checkpoint)
+    on = OnCheckpoint(measure=on_checkpoint(numbers, reads), reads=reads, **checkpoint)
     common = {"measure": measure, "natural_text": True, "one_model": MODELS, "checkpoint": on}
     return {**common, "costs": READ_IN_MINUTES, "evidence": DRAWS}
 
@@ -133,13 +141,15 @@ LAST_LOSS = Metric("last_loss", "nats", "Loss of the last tokens, at which re-co
 
 
 def past_the_context(texts: LongTexts) -> Numbers:
-    """Losses past twice the trained context, and of the last tokens, where re-computation is taken too."""
+    """Losses of the second half, and of the last tokens, where re-computation is taken too."""
     loss = {
         "dense": texts.losses("full"),
         "no sinks": texts.losses(keep(0, texts.budget)),
         "four sinks": texts.losses(keep(4, texts.budget)),
     }
-    numbers = {label: {"loss": float(part.mean()), "last_loss": float(part[:, -LAST:].mean())} for label, part in loss.items()}
+    numbers = {
+        label: {"loss": float(part.mean()), "last_loss": float(part[:, texts.last].mean())} for label, part in loss.items()
+    }
     return {**numbers, ANEW: {"last_loss": float(texts.recomputed().mean())}}
 
 
@@ -162,12 +172,12 @@ def long_streams() -> Fields:
             Part("a window without sinks fails", Difference("loss", "no sinks", "four sinks"), more_than=MARGIN),
             Part("four sinks are no worse than re-computation", as_good, less_than=MARGIN),
         ),
-        **about_long_texts(past_the_context),
+        **about_long_texts(past_the_context, "past the training"),
     )
 
 
 def by_number(texts: LongTexts) -> Numbers:
-    """Losses past twice the trained context; every cache holds as many tokens as the others."""
+    """Losses of the second half; every cache holds as many tokens as the others."""
     return {f"{sinks} sinks": {"loss": float(texts.losses(keep(sinks, texts.budget)).mean())} for sinks in (0, 1, 2, 4, 8)}
 
 
@@ -197,7 +207,7 @@ BEGINS_ALIKE = Metric(
 
 
 def line_breaks(texts: LongTexts) -> Numbers:
-    """Losses past twice the trained context, of texts whose first four tokens are their own or line breaks."""
+    """Losses of the second half, of texts whose first four tokens are their own or line breaks."""
     broken = texts.rows.clone()
     broken[:, :4] = _line_break(texts.loaded)
     four = {"loss": float(texts.losses(keep(4, texts.budget)).mean()), "begins_alike": float(texts.bos is not None)}
@@ -256,7 +266,7 @@ PARTS = {"an eighth": 8, "a quarter": 4, "half": 2, "the whole": 1}
 
 
 def by_size(texts: LongTexts) -> Numbers:
-    """Losses past twice the trained context with four sinks; cache and query together fill the part of the context."""
+    """Losses of the second half with four sinks; cache and query together fill the part of the context."""
     sizes = {label: texts.trained // divisor - 1 for label, divisor in PARTS.items()}
     return {label: {"loss": float(texts.losses(keep(4, size)).mean())} for label, size in sizes.items()}
 
@@ -278,7 +288,7 @@ def cache_size_not_monotone() -> Fields:
         "12.84, 12.34, 12.84; MPT-7B 14.12, 14.25, 14.33, 14.99; Pythia-12B 13.17, 12.52, 12.08, 12.09; Llama-2-7B 9.73, 9.32, "
         "9.08, 9.59.",
         parts=(worse,),
-        **about_long_texts(by_size) | {"costs": NOT_OF_TRAININGS, "evidence": {"tiny": DRAWS["tiny"]}},
+        **about_long_texts(by_size, "past the training") | {"costs": NOT_OF_TRAININGS, "evidence": {"tiny": DRAWS["tiny"]}},
     )
 
 
@@ -316,7 +326,7 @@ def stable_over_long_texts() -> Fields:
     """With four sinks and positions inside the cache a token costs no more late in a long stream than at the start of a text,
     where nothing has left the cache; without the sinks it costs more.
 
-    The stream is 64 times as long as the training; the published one a thousand times. That a token costs the same wherever it
+    The stream is 64 times as long as the training, or as the cache; the published one a thousand times. That a token costs the same wherever it
     stands in a stream follows from how far layers of windows reach, so it is compared with the same token at the start of its
     text.
     """
@@ -362,14 +372,15 @@ def position_inside_the_cache() -> Fields:
             Part("past the trained length positions in the text are worse", past, more_than=MARGIN),
             Part("within the trained length they make no difference", within, more_than=-MARGIN, less_than=MARGIN),
         ),
-        **about_long_texts(by_positions),
+        **about_long_texts(by_positions, "past the training"),
     )
 
 
 def of_long_texts(texts: LongTexts) -> Numbers:
     """Losses of the last tokens under the names of :data:`FIRST_TOKENS`, in windows that begin as texts do."""
     first = texts.rows.shape[1] - LAST
-    numbers = {f"window_{sinks}": float(texts.losses(keep(sinks, texts.budget), first=first).mean()) for sinks in (0, 4)}
+    last = {sinks: texts.losses(keep(sinks, texts.budget), first=first)[:, texts.last] for sinks in (0, 4)}
+    numbers = {f"window_{sinks}": float(losses.mean()) for sinks, losses in last.items()}
     return {BASELINE: {**numbers, "re_computation": float(texts.recomputed().mean())}}
 
 

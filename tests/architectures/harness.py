@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.probe import Probe
+from sinklab.attention.session import attend
 
 from .zoo import MEASURED, Batch, Entry, batch_of
 
@@ -127,3 +128,11 @@ class Recorder(Probe):
                 "count": len(weights),
                 "unit": "weight",
             }
+
+
+def recorded(model: PreTrainedModel, batch: Batch) -> list[Recorded]:
+    """What one forward shows, proved against the module's own outputs."""
+    recorder = Recorder()
+    with attend(model, probes=[recorder], verify=True):
+        forward(model, batch)
+    return recorder.records

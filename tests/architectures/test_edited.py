@@ -1,7 +1,5 @@
 """Interventions on every family of the zoo: a hidden key has weight 0, rows still sum to one, and a zeroed head is zero."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """docs/footguns.md does what it says: every wrong block goes wrong as told, every right block is right."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
+from tests.streaming.decoders import REFUSED
 from transformers import AttentionInterface, AttentionMaskInterface, FalconForCausalLM, LlamaForCausalLM
 from transformers.masking_utils import eager_mask
 
@@ -20,9 +19,10 @@ from sinklab.errors import SessionError, UnsupportedModelError
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
 
-from .zoo import ZOO, batch_of, build
+from .zoo import OFF_SEAM, SECOND_TIER, ZOO, Entry, batch_of, build
 
-PAGE = (Path(__file__).parents[2] / "docs" / "footguns.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "footguns.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (\d+)\. .*?\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 
 Names = dict[str, Any]
@@ -212,3 +212,25 @@ def test_12_a_weight_that_is_somewhere_else(names: Names) -> None:
         names["model"].model.layers[0].self_attn.o_proj.weight.zero_()
     torch.testing.assert_close(names["silent"], logits(names["model"]))
     assert (names["silent"] - expected).abs().max() > 1e-3
+
+
+def cells_of(entry: Entry) -> list[str]:
+    """The cells of its row in which nothing is told in words: class, backends, calls, replaceable, and served by a cache."""
+    if entry in OFF_SEAM:
+        return [f"`{entry.model}`", "second" if entry in SECOND_TIER else "none"]
+    cells = [f"`{entry.model}`", ", ".join(f"`{backend}`" for backend in entry.backends), str(entry.calls)]
+    cells.append("yes" if entry.replaceable else "no")
+    return [*cells, "no" if entry.id in REFUSED else "yes"] if entry.kind == "decoder" else cells
+
+
+def test_the_page_has_a_row_for_every_family() -> None:
+    lines = [
+        line.split("|")[1:-1]
+        for line in (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    rows = {cells[0].strip(): [cell.strip().partition(":")[0] for cell in cells[1:]] for cells in lines}
+    assert sorted(rows) == sorted(f"`{family}`" for family in ZOO)
+    for family, entry in ZOO.items():
+        expected = cells_of(entry)
+        assert rows[f"`{family}`"][: len(expected)] == expected

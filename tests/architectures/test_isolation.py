@@ -1,7 +1,5 @@
 """A session leaves no trace and sees only its own model: exceptions, shared configs, nesting, recomputation, threads."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading
@@ -14,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sinklab.attention.session import Session, attend
+from sinklab.attention.session import attend
 from sinklab.errors import SessionError
 from sinklab.probes.hidden_norm import HiddenNorm
 
@@ -86,17 +84,6 @@ def test_state_is_restored_after_an_exception(family: str, backend: str, where: 
         assert state(model) != before
     assert session.calls.total() == 2
     assert state(model) == before
-
-
-def test_another_model_is_neither_changed_nor_recorded() -> None:
-    observed, other = model_of("llama"), model_of("mistral")
-    expected = forward(other, BATCH)
-    with attend(observed, probes=[Recorder()]) as session:
-        assert_identical(forward(other, BATCH), expected)
-        assert session.calls.total() == 0
-        forward(observed, BATCH)
-        assert_identical(forward(other, BATCH), expected)
-    assert session.calls == {"model.layers.0.self_attn": 1, "model.layers.1.self_attn": 1}
 
 
 def test_models_that_share_a_config_are_told_apart() -> None:
@@ -199,42 +186,6 @@ def run_threads(*bodies: Any) -> None:
     with ThreadPoolExecutor(len(bodies)) as pool:
         for done in [pool.submit(body) for body in bodies]:
             done.result(timeout=60)
-
-
-def test_threads_do_not_record_into_each_other() -> None:
-    models = [build(ZOO["llama"]), build(ZOO["mistral"])]
-    before = state(*models)
-    expected = [forward(model, BATCH) for model in models]
-    barrier = threading.Barrier(2, timeout=60)
-    sessions: dict[int, Session] = {}
-
-    def body(index: int) -> Any:
-        def run() -> None:
-            with attend(models[index], probes=[Recorder()]) as session:
-                for _ in range(5):
-                    barrier.wait()
-                    assert_identical(forward(models[index], BATCH), expected[index])
-                    # The neighbour's model in this thread is not this session's business.
-                    assert_identical(forward(models[1 - index], BATCH), expected[1 - index])
-                sessions[index] = session
-
-        return run
-
-    run_threads(body(0), body(1))
-    assert [sessions[index].calls.total() for index in (0, 1)] == [10, 10]
-    assert [len(sessions[index].probes[0].records) for index in (0, 1)] == [10, 10]
-    assert state(*models) == before
-
-
-def test_the_same_model_in_another_thread_is_not_recorded() -> None:
-    model, recorder = model_of("llama"), Recorder()
-    expected = forward(model, BATCH)
-    with attend(model, probes=[recorder]) as session:
-        run_threads(lambda: assert_identical(forward(model, BATCH), expected))
-        assert recorder.records == []
-        assert session.calls.total() == 0
-        forward(model, BATCH)
-    assert session.calls.total() == 2
 
 
 def test_one_model_in_two_threads_each_with_a_session() -> None:

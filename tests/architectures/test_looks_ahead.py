@@ -1,13 +1,9 @@
 """Which models see later tokens: what is said of them against what a change of the last token does to their outputs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-import transformers
 from transformers import PreTrainedModel
 
-from sinklab import audit
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
 from sinklab.errors import SessionError
@@ -144,20 +140,3 @@ def test_block_sparse_attention_of_big_bird_stays_what_it_is():
     model = made("BigBirdForCausalLM", config)
     assert looks_ahead(model)
     assert model.bert.attention_type == "block_sparse"
-
-
-def test_an_audit_takes_the_loss_of_hidden_tokens_of_an_xlm(tmp_path):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *(f"##{one}" for one in "aeiouy")]
-    tokenizer = transformers.BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
-    config = {**XLM, "vocab_size": len(words), "pad_index": 0, "bos_index": 2, "eos_index": 3}
-    loaded = wrap_model(made("XLMWithLMHeadModel", config), tokenizer, name="xlm")
-    text = tmp_path / "words.txt"
-    text.write_text("\n\n".join("a e i o u y " * 4 for _ in range(20)))
-    summary = audit(loaded, corpus=str(text), seq_len=12, samples=4).summary
-    assert summary["loss_kind"] == "masked token"
-    assert summary["loss"] > 0
-    assert summary["bits_per_byte"] is None
-    assert summary["bos_name"] == "[CLS] and [SEP]"
-    xlnet = wrap_model(made("XLNetLMHeadModel", {**XLNET, "attn_type": "bi"}), name="xlnet")
-    result = audit(xlnet, corpus="random_tokens", samples=3, seq_len=8)
-    assert (result.summary["loss"], result.summary["loss_kind"]) == (None, None)

@@ -1,14 +1,12 @@
 """Keys are numbered by their place in the document, whatever the cache, the window or the padding did to the tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
 
 from sinklab.attention.session import attend
 
-from .harness import STEPS, Recorded, Recorder, decode, forward
+from .harness import STEPS, Recorded, Recorder, decode, recorded
 from .zoo import LENGTH, PADDING, ZOO, batch_of, build, model_of
 
 WINDOW = 4
@@ -16,10 +14,7 @@ SLIDING_FAMILIES = ("mistral", "gemma3", "olmo3", "gpt_oss", "phi3", "cohere2")
 
 
 def record_forward(family: str, backend: str, **batch: Tensor) -> list[Recorded]:
-    recorder = Recorder()
-    with attend(model_of(family, backend), probes=[recorder], verify=True):
-        forward(model_of(family, backend), batch)
-    return recorder.records
+    return recorded(model_of(family, backend), batch)
 
 
 def full_batch(padded: bool = False) -> dict[str, Tensor]:
@@ -122,14 +117,6 @@ def test_restarting_positions_without_a_document_mask_are_one_document() -> None
     for record in record_forward("llama", "eager", **batch, position_ids=position_ids):
         assert torch.equal(record.call.query_positions[0], torch.arange(LENGTH))
         assert (record.weights[0, :, 5:, :5] > 0).all()
-
-
-def test_windows_slide_over_absolute_positions() -> None:
-    for record in record_forward("mistral", "sdpa", **batch_of(ZOO["mistral"])):
-        distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)[None]
-        expected = (distance >= 0) & (distance < WINDOW)
-        assert torch.equal(record.visible.expand(2, 1, -1, -1)[0, 0], expected)
-        assert torch.equal(record.weights[0, 0] > 0, expected)
 
 
 def test_chunks_hide_what_came_before_them() -> None:

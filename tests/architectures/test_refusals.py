@@ -1,7 +1,5 @@
 """Models that the seam cannot reach are refused with the reason; never an empty or a wrong report."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

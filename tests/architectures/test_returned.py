@@ -1,8 +1,5 @@
 """The second tier: models off the interface, measured from the weights they return, or refused where these prove nothing."""
 
-from __future__ import annotations
-
-import dataclasses
 import math
 import types
 
@@ -14,7 +11,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from sinklab import attend, audit, from_weights, measure
-from sinklab.attention.returned import TIER, ReturnedSession, attend_returned, bytes_of_weights, row_tolerance, uses_returned
+from sinklab.attention.returned import TIER, attend_returned, bytes_of_weights, row_tolerance, uses_returned
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.hidden_norm import HiddenNorm
@@ -26,7 +23,7 @@ from sinklab.results.table import read_table
 from sinklab.studies.measure.probing import check_identity, run_probes
 
 from .harness import Recorder, assert_identical, decode, forward, tensors
-from .zoo import OFF_SEAM, SECOND_TIER, WAVES, ZOO, Entry, batch_of, build, model_of, shape
+from .zoo import SECOND_TIER, WAVES, ZOO, Entry, batch_of, build, model_of, shape
 
 AT = ["probe", "metric", "layer", "head", "key_position", "count"]
 every_family = pytest.mark.parametrize("entry", SECOND_TIER, ids=lambda entry: entry.id)
@@ -146,22 +143,6 @@ def test_padding_that_is_given_by_points_of_a_wave_is_refused():
     message = r"SEWDModel was given an attention mask of shape \(2, 320\) and returns weights over 5 keys, of which it is not"
     with pytest.raises(UnsupportedModelError, match=message), attend_returned(model):
         forward(model, batch_of(entry, padded=True))
-
-
-def test_what_falcon_computes_on_sdpa_would_be_found_out(monkeypatch):
-    """Why it is refused: asked for its weights there, it attends to the future."""
-    model = build(ZOO["falcon"], "sdpa")
-    assert not torch.equal(
-        model(**batch_of(ZOO["falcon"])).logits, model(**batch_of(ZOO["falcon"]), output_attentions=True).logits
-    )
-    monkeypatch.setattr(model.config, "_attn_implementation_internal", "eager")
-    session = ReturnedSession(model)
-    monkeypatch.undo()
-    with (
-        pytest.raises(MeasurementError, match=r"query 0 gives 0\.\d+ to key \d, which comes later: it is not causal while"),
-        session._recording(),
-    ):
-        forward(model, batch_of(ZOO["falcon"]))
 
 
 class OddAttention(nn.Module):
@@ -342,8 +323,3 @@ def test_given_weights_and_returned_ones_are_one_core():
         model_of("xglm")(**batch_of(entry))
     rows = from_weights(returned(entry), probes=["attention_received"]).table
     assert rows["value"].tolist() == session.table()["value"].tolist()
-
-
-def test_every_family_off_the_interface_is_in_a_tier_or_refused():
-    assert {entry.id for entry in OFF_SEAM if entry not in SECOND_TIER} == {"longformer"}
-    assert all(dataclasses.asdict(entry)["refused"] for entry in OFF_SEAM)

@@ -1,7 +1,5 @@
 """Models with several residual streams: a hidden state is all of them, one beside the other."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

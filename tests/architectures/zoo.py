@@ -5,8 +5,6 @@ tables and sink logits far from zero: a term that a measurement forgot would sho
 lists them (test_page.py).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from types import SimpleNamespace
@@ -12,6 +13,8 @@ from tests.claims.planted_models import by_position, drawn_rows, model_like, rea
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from sinklab.attention.session import attend
+from sinklab.corpora import resolve_corpus
+from sinklab.errors import DoesNotApply
 from sinklab.interventions.hide_key import HideKey
 from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
@@ -21,7 +24,7 @@ from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.models import embedded_model
 from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.xiao2023 import CACHES, LINES, Shares, first_tokens, freed, line_stream
-from sinklab_claims.xiao2023_streams import late_in_a_stream, texts_of
+from sinklab_claims.xiao2023_streams import LAST, late_in_a_stream, texts_of
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------
 
@@ -30,7 +33,7 @@ from sinklab_claims.xiao2023_streams import late_in_a_stream, texts_of
 def few(monkeypatch):
     """Four texts of a draw."""
     streams = Checkpoint.streams
-    monkeypatch.setattr(Checkpoint, "streams", lambda self, number=4: streams(self, number))
+    monkeypatch.setattr(Checkpoint, "streams", lambda self, number=4, **how: streams(self, number, **how))
 
 
 def draw(seed: int):
@@ -43,6 +46,22 @@ def test_a_seed_is_a_draw_of_texts_that_start_with_bos(few):
     assert torch.equal(texts.rows, again.rows)
     assert not torch.equal(texts.rows, others.rows)
     assert set(texts.rows[:, 0].tolist()) == {texts.bos}
+
+
+def test_texts_are_longer_than_the_cache_and_need_not_be_longer_than_the_training():
+    """Of a model of today: 1,024 tokens and a cache of 256, whatever it was trained on; what is about that is not measured."""
+    loaded = embedded_model("softmax", 0, "tiny").loaded
+    config = copy.deepcopy(loaded.model.config)
+    config.max_position_embeddings = 8192
+    modern = dataclasses.replace(loaded, model=SimpleNamespace(config=config, device=loaded.model.device))
+    texts = texts_of(Checkpoint(modern, resolve_corpus("python_source")))
+    assert (texts.rows.shape, texts.trained, texts.budget) == ((16, 1024), 8192, 256)
+    assert len(range(LAST)[texts.last]) == 8
+    assert texts_of(Checkpoint(modern, resolve_corpus("python_source"), streamed=512)).budget == 128
+    with pytest.raises(DoesNotApply, match="trained on 8,192 tokens, and texts 4 times as long, 32,768 tokens, are more"):
+        Checkpoint(modern, resolve_corpus("python_source")).streams(past_training=True)
+    reads = {name: claim_called(name).checkpoint.reads for name in ("number_of_sinks", "position_inside_the_cache")}
+    assert reads == {"number_of_sinks": "long", "position_inside_the_cache": "past the training"}
 
 
 def test_recomputation_is_that_of_the_policy(few):

@@ -1,7 +1,5 @@
 """Pictures and recordings: read from files of any kind, the same for the same seed, and refused in a sentence."""
 
-from __future__ import annotations
-
 import io
 import struct
 import wave

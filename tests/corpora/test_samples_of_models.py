@@ -1,16 +1,11 @@
 """Samples: rows stay together, identities tell them apart, and what they show reaches any model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from transformers import ViTConfig, ViTForImageClassification
 
 from sinklab.corpora.base import hash_tokens
 from sinklab.corpora.samples import Samples
 from sinklab.errors import InputError
-from sinklab.probes.attention_received import AttentionReceived
-from sinklab.studies.measure.probing import check_identity, run_probes
 
 PIXELS = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 CLASSES = torch.tensor([0, 1, 2, 0, 1])
@@ -18,12 +13,6 @@ CLASSES = torch.tensor([0, 1, 2, 0, 1])
 
 def pictures():
     return Samples({"pixel_values": PIXELS}, "image", CLASSES, names=("[CLS]", "a", "b", "c", "d"), sources=tuple("vwxyz"))
-
-
-def vision_model():
-    torch.manual_seed(0)
-    config = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 3}
-    return ViTForImageClassification(ViTConfig(**config, image_size=8, patch_size=4)).eval()
 
 
 def test_text_has_the_hash_of_its_tokens():
@@ -51,18 +40,6 @@ def test_rows_stay_together():
 def test_rows_that_do_not_match_are_refused():
     with pytest.raises(InputError, match=r"one row a sample; here they have .*'pixel_values': 5, 'targets': 2"):
         Samples({"pixel_values": PIXELS}, "image", CLASSES[:2])
-
-
-def test_a_classifier_is_measured_and_its_loss_is_that_of_the_classes():
-    model, samples = vision_model(), pictures()
-    with torch.no_grad():
-        expected = torch.nn.functional.cross_entropy(model(PIXELS).logits, CLASSES).item()
-    seen = run_probes(model, samples, [AttentionReceived()], batch_size=2, loss=True)
-    assert seen.loss == pytest.approx(expected, rel=1e-6)
-    weights = seen.session.table().query("metric == 'mean_weight'").groupby(["layer", "head"])["value"]
-    assert weights.count().tolist() == [5] * 4
-    assert weights.sum().tolist() == pytest.approx([1.0] * 4)
-    assert check_identity(model, samples)["tokens_of_identity_check"] == 5
 
 
 def test_samples_without_padding_are_those_padded_alike_together():

@@ -4,8 +4,6 @@
 one, ``SINKLAB_TEST_DEVICE=cpu`` runs them on the CPU, where a test that is about CUDA alone still skips itself.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

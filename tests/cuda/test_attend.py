@@ -1,7 +1,5 @@
 """Measured models on the device: outputs untouched, statistics those of the CPU, and sdpa those of eager."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """A model compiled as a whole, forward and backward, against the plain definition without a compiler."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Column statistics on the device: every way against float64, in linear memory, and the log-sum-exp of other kernels."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

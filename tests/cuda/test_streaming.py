@@ -1,7 +1,5 @@
 """Bounded caches on the device: the logits of the slow rule, of the CPU, and of steps that are compiled or replayed."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

@@ -1,7 +1,5 @@
 """Whole commands on the device: their numbers are those of the CPU, and what they train, resumes."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 
@@ -25,7 +23,6 @@ from sinklab.studies.causes.effects import HeadEdit
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
-from sinklab.studies.depend.depend import depend
 from sinklab.training.train import run_training
 
 MODELS = ["embedded:softmax", "embedded:sigmoid"]
@@ -59,11 +56,7 @@ def test_an_audit(device, model):
     found, expected = audits(device, model)
     same_numbers(found.table, expected.table)
     assert found.summary["finding"] == expected.summary["finding"]
-    assert (
-        found.summary["sink_rate"] == pytest.approx(expected.summary["sink_rate"], rel=NOISE)
-        if ("sink_rate" in expected.summary)
-        else True
-    )
+    assert found.summary.get("sink_rate") == pytest.approx(expected.summary.get("sink_rate"), rel=NOISE)
 
 
 @pytest.mark.parametrize("model", ["tiny1m", "rxnmapper-albert"])
@@ -73,21 +66,6 @@ def test_an_audit_of_a_real_model(device, model):
     found, expected = audits(device, str(path), **corpus, samples=8)
     same_numbers(found.table, expected.table)
     assert found.summary["finding"] == expected.summary["finding"]
-
-
-@pytest.mark.parametrize("model", MODELS)
-@torch.no_grad()
-def test_held_out_loss_and_where_the_sinks_are(device, model):
-    models = [load_model(model, device=str(where), dtype="float32") for where in (device, "cpu")]
-    tokens = resolve_corpus("python_source").sample(models[1].encoder, seq_len=128, samples=16, seed=0, bos=True)
-    losses = [
-        float(loaded.model(input_ids=tokens.to(loaded.model.device), labels=tokens.to(loaded.model.device)).loss)
-        for loaded in models
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=NOISE)
-    found, expected = (find_sinks(loaded.model, tokens.to(loaded.model.device)) for loaded in models)
-    assert found.positions == expected.positions
-    assert {(head.layer, head.head) for head in found.heads} == {(head.layer, head.head) for head in expected.heads}
 
 
 def test_head_edits(device):
@@ -160,20 +138,6 @@ def test_cache_policies(device):
     for key, entry in by_name[1].items():
         assert by_name[0][key]["loss"] == pytest.approx(entry["loss"], rel=NOISE), key
         assert by_name[0][key]["bytes_held"] == entry["bytes_held"]
-
-
-def test_dependence(device):
-    options = {
-        "tasks": ["passkey:distances=[]"],
-        "policies": ["full"],
-        "window": 60,
-        "sinks": (4,),
-        "items": 4,
-        "dtype": "float32",
-    }
-    found, expected = (depend("embedded:softmax", device=where, **options) for where in (str(device), "cpu"))
-    scores = [one.table[one.table["metric"] == "log_likelihood"] for one in (found, expected)]
-    same_numbers(*scores, noise=10 * NOISE)
 
 
 def test_origin_and_causes(device):

@@ -1,7 +1,5 @@
 """Intervals over seeds: known values, what they hold under simulation, and the identities of each rule."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

@@ -1,14 +1,10 @@
 """Sweeps on a Ray cluster of two nodes: the numbers of local cells, also when a worker is killed, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import threading
 import time
-import types
-from unittest import mock
 
 import pandas as pd
 import psutil
@@ -16,8 +12,7 @@ import pytest
 from tests.jobs.conftest import cells_of
 from tests.training.conftest import short
 
-from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs import ray_cluster
+from sinklab.errors import ConfigurationError
 from sinklab.jobs.driver import run_sweep
 from sinklab.results.table import read_run, read_table
 
@@ -84,21 +79,6 @@ def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
         run_sweep(short(text), {"threads": [3]}, tmp_path / "wide", ray=cluster, cache=cache, progress=False)
     with pytest.raises(ConfigurationError, match=r"Ray must know how many threads it takes; set training\.threads"):
         run_sweep(short(text), {"threads": [None]}, tmp_path / "open", ray=cluster, cache=cache, progress=False)
-
-
-def test_a_worker_leaves_to_ray_what_may_pass(tmp_path, monkeypatch):
-    plan = types.SimpleNamespace(folder=tmp_path, log=lambda name: tmp_path / "logs" / name)
-    monkeypatch.setattr(ray_cluster, "read_plan", lambda folder: plan)
-
-    def task(error):
-        monkeypatch.setattr(ray_cluster, "run_cell", mock.Mock(side_effect=error))
-        return ray_cluster._task(str(tmp_path), "a", str(tmp_path))
-
-    assert task(TypeError("unknown\nargument")) == "TypeError: unknown argument"
-    assert task(InputError("no such text")) == "no such text"
-    assert "Traceback" in (tmp_path / "logs" / "a").read_text()
-    with pytest.raises(MemoryError):
-        task(MemoryError())
 
 
 def test_without_ray_the_sweep_says_what_to_install(text, tmp_path, monkeypatch):

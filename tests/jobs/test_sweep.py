@@ -1,7 +1,5 @@
 """Sweeps: which cells there are, that processes are run again and stopped, what comes out, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -27,9 +25,8 @@ from sinklab.jobs import grid as grid_module
 from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan, run_cell
 from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.estimate import estimate_mean
-from sinklab.jobs.grid import ALIASES, field_path, make_cells, parse_grid
+from sinklab.jobs.grid import make_cells, parse_grid
 from sinklab.jobs.processes import REFUSED, Watch, last_line, run_processes, serve
-from sinklab.recipes.tiny import tiny
 from sinklab.report.runs import finding_of
 from sinklab.results.folder import FolderLock
 from sinklab.results.table import read_run, read_table, write_json
@@ -75,11 +72,6 @@ def test_names_depend_on_what_is_varied_and_on_nothing_else():
 )
 def test_names_have_the_sign_of_a_number(value, word):
     assert grid_module._cell_name({"model.operation": value}, None).rpartition("-")[0] == f"operation={word}"
-
-
-def test_without_grid_and_seeds_there_is_one_cell():
-    (cell,) = make_cells(PretrainingConfig(), {}, changes=["training.seed=3"])
-    assert (cell.settings, cell.seed) == ({}, 3)
 
 
 def test_an_operation_in_the_grid_drops_the_settings_of_the_one_before():
@@ -141,11 +133,6 @@ def test_a_grid_that_says_nothing_is_refused(items, message):
 def test_cells_that_cannot_be_are_refused_by_name(grid, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_cells(PretrainingConfig(), grid, **options)
-
-
-def test_aliases_lead_to_fields():
-    for path in ALIASES.values():
-        assert field_path(path) == path
 
 
 def test_seeds():
@@ -263,13 +250,6 @@ def test_an_error_that_may_pass_is_tried_again(error):
 
     with pytest.raises(error, match="this time"):  # leaves the process with status 1
         serve(work)
-
-
-def test_one_that_ends_well_without_an_outcome_is_run_again(processes, tmp_path):
-    program = "import sys; open(sys.argv[1], 'a').write('x')"
-    errors, _ = processes({"a": program}, outcome=lambda name: "done" if (tmp_path / name).read_text() == "xx" else None)
-    assert errors == {}
-    assert (tmp_path / "a").read_text() == "xx"
 
 
 CHECKPOINT = (
@@ -432,15 +412,6 @@ def test_auto_is_one_dtype_for_all_cells_on_whatever_machine_they_run(swept, mon
     assert list(cells_of(grown)["cell"][:1]) == list(cells_of(first)["cell"])
 
 
-def test_cells_of_several_devices_have_what_all_of_these_have(monkeypatch, tmp_path):
-    monkeypatch.setattr(process, "has_bfloat16", lambda device: device == "cuda")
-    monkeypatch.setattr(process.torch.cuda, "is_available", lambda: True)
-    cells = make_cells(tiny(), {"training.device": ["cpu", "cuda"]}, changes=["training.dtype=auto"])
-    planned, dtype = driver._in_one_dtype({cell.name: cell for cell in cells}, tmp_path)
-    assert dtype == "float32"
-    assert {cell.config.training.dtype for cell in planned.values()} == {"float32"}
-
-
 def test_a_window_in_which_an_even_head_passes_for_a_sink_is_said(swept):
     """After eight steps heads look at all keys alike: in a window of eight tokens the first one gets H(8) / 8, 0.34."""
     result = swept({"model.window": [8, None]}, seeds=[0])
@@ -579,13 +550,6 @@ def test_a_directory_of_something_else_is_left_alone(swept, tmp_path):
         swept({"lr": [5e-3]}, resume=True)
 
 
-def test_a_sweep_that_was_killed_at_its_plan_is_begun_anew(swept, tmp_path):
-    (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / ".sinklab-0123.partial").write_text("{")
-    assert list(cells_of(swept({"lr": [5e-3]}))["status"]) == ["finished"]
-    assert not list((tmp_path / "sweep").glob(".sinklab-*"))
-
-
 def test_two_processes_do_not_share_a_sweep_or_a_cell(swept, here, tmp_path, monkeypatch):
     (name,) = cells_of(swept({"lr": [5e-3]}))["cell"]
     monkeypatch.setattr(cell_module, "PATIENCE", 0)
@@ -687,15 +651,6 @@ def test_the_command_tells_of_every_cell_and_prints_json(sinklab):
     loss = result["settings"][0]["held_out_loss"]["values"][0]
     assert re.fullmatch(rf"\[1/2\] learning_rate=0.005-\w+: finished, held-out loss {loss:.3f}, sink rate .* % .* left", first)
     assert second.startswith("[2/2] learning_rate=0.001-")
-
-
-def test_failed_cells_are_told_and_end_in_status_1(sinklab, monkeypatch):
-    monkeypatch.setattr(driver, "run_local", lambda plan, names, **options: {names[1]: "KeyError: 'x' (attempt 3)"})
-    status, out, err = sinklab("tiny", "--grid", "lr=5e-3,1e-3")
-    assert status == 1
-    assert "failed: learning_rate=0.001-" in err
-    assert "KeyError: 'x' (attempt 3)" in err
-    assert [line.split()[1:] for line in out.splitlines()[1:3]] == [["0,", "1", "failed", "or", "unfinished", "–", "–"]] * 2
 
 
 @pytest.mark.parametrize(

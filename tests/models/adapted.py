@@ -1,7 +1,5 @@
 """A stand-in for the models of PEFT, which the tests do without."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

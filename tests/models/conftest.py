@@ -1,7 +1,5 @@
 """An operation with tokens in front, known to the registry for the length of a test."""
 
-from __future__ import annotations
-
 import pytest
 from tests.models.small_models import Fronted, make
 

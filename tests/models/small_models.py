@@ -1,7 +1,5 @@
 """Small SinkLMs in float64 and what the tests ask of them: logits, decoding in pieces, who sees whom."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

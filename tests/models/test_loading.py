@@ -1,8 +1,9 @@
-from __future__ import annotations
+""""""
 
 import copy
 import hashlib
 import json
+import shutil
 import threading
 import types
 
@@ -16,8 +17,8 @@ from torch import nn
 from sinklab import SinkCache, measure, show
 from sinklab.attention.anatomy import unwrapped
 from sinklab.attention.modules import out_of_peft
-from sinklab.attention.seam import implementation_name
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
+from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.models.language_model import SinkLM
 from sinklab.models.loading import hash_weights, load_model, num_parameters, wrap_model
 
@@ -94,30 +95,6 @@ def test_what_is_known_of_a_sinklm(checkpoint):
     assert (encoder.vocab_size, encoder.bos_token_id, encoder.special_ids) == (len(loaded.tokenizer), 0, {0, 1})
     assert encoder.adds_bos
     assert loaded.tokenizer.decode(encoder.encode("return self")) == "return self"
-
-
-def test_a_sigmoid_checkpoint_comes_back_as_sigmoid(tmp_path):
-    model = make_sinklm({"name": "sigmoid", "bias": -3.0})
-    model.save_pretrained(tmp_path)
-    loaded = load_model(str(tmp_path))
-    tokens = torch.randint(2, 300, (2, 12))
-    assert loaded.operation == "sigmoid"
-    assert torch.equal(loaded.model(tokens).logits, model(tokens).logits)
-    softmax = make_sinklm()
-    softmax.load_state_dict(model.state_dict())
-    assert not torch.allclose(softmax(tokens).logits, model(tokens).logits)
-
-
-def test_an_operation_can_be_put_into_a_foreign_model(tmp_path):
-    save_tiny("llama", "LlamaForCausalLM", tmp_path)
-    tokens = torch.randint(2, 64, (2, 12))
-    plain = load_model(str(tmp_path))
-    sigmoid = load_model(str(tmp_path), attn_implementation=implementation_name("sigmoid"))
-    named_softmax = load_model(str(tmp_path), attn_implementation=implementation_name("softmax"))
-    assert (plain.operation, sigmoid.operation, named_softmax.operation) == ("softmax", "sigmoid", "softmax")
-    # Two kernels of one softmax are some roundings of float32 (6e-8) apart, on logits of order 1; another operation is not.
-    assert torch.allclose(named_softmax.model(tokens).logits, plain.model(tokens).logits, rtol=0, atol=1e-5)
-    assert (sigmoid.model(tokens).logits - plain.model(tokens).logits).abs().max() > 1e-2
 
 
 def test_shards_are_one_checkpoint(tmp_path):
@@ -388,3 +365,69 @@ def test_maps_that_torch_has_packed_have_an_identity_and_are_measured():
     assert hash_weights(packed) != loaded.revision
     table = measure(loaded, corpus="random_tokens", probes=["sink_rate"], seq_len=16, samples=2).table
     assert table["value"].notna().any()
+
+
+OPERATIONS = ("sigmoid", "softmax")
+EMBEDDED = [f"embedded:{operation}{seed}" for operation in OPERATIONS for seed in ("", "-1", "-2")]
+
+
+def training(name: str) -> dict:
+    return json.loads((embedded_path(name) / "training.json").read_text(encoding="utf-8"))
+
+
+def test_both_operations_are_shipped_from_three_seeds():
+    assert embedded_names() == EMBEDDED
+    assert [training(name)["recipe"]["seed"] for name in EMBEDDED] == [0, 1, 2] * 2
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_the_weights_are_those_of_the_training_log(name):
+    content = (embedded_path(name) / "model.safetensors").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == training(name)["safetensors_sha256"]
+    assert len(content) <= 12e6
+    assert load_model(name).revision == f"sha256-{training(name)['safetensors_sha256'][:16]}"
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_they_load_generate_and_say_what_they_are(name):
+    loaded = load_model(name)
+    recipe = training(name)["recipe"]
+    assert loaded.operation == training(name)["operation"]["name"]
+    assert loaded.model.config.operation == training(name)["operation"]
+    assert (loaded.model.config.num_hidden_layers, loaded.model.config.num_attention_heads) == (
+        recipe["num_layers"],
+        recipe["num_heads"],
+    )
+    assert loaded.encoder.adds_bos
+    prompt = loaded.tokenizer("import ", return_tensors="pt")["input_ids"]
+    text = loaded.tokenizer.decode(loaded.model.generate(prompt, max_new_tokens=8, do_sample=False)[0])
+    assert text.startswith("<|bos|>import ")
+    assert len(text) > len("<|bos|>import ")
+
+
+def test_every_softmax_sinks_and_no_sigmoid_does():
+    last = {name: training(name)["log"][-1]["sink_rate_gu2024"] for name in EMBEDDED}
+    for name, rate in last.items():
+        assert rate < 2 if "sigmoid" in name else rate > 10
+
+
+def test_an_unknown_one_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"'embedded:softmx'\. Did you mean 'embedded:softmax'\? Known: embedded:sig"):
+        embedded_path("embedded:softmx")
+
+
+class TestFurtherSeeds:
+    def test_a_training_is_found_below_the_folder_that_the_environment_names(self, tmp_path, monkeypatch):
+        shutil.copytree(embedded_path("embedded:sigmoid-1"), tmp_path / "sigmoid-7" / "final")
+        monkeypatch.setenv("SINKLAB_EMBEDDED", str(tmp_path))
+        assert embedded_path("embedded:sigmoid-7") == tmp_path / "sigmoid-7" / "final"
+        loaded = load_model("embedded:sigmoid-7")
+        assert (loaded.name, loaded.operation) == ("embedded:sigmoid-7", "sigmoid")
+        assert embedded_names() == EMBEDDED  # what is listed is the package's
+
+    def test_a_missing_one_says_how_it_is_made(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("SINKLAB_EMBEDDED", str(tmp_path))
+        with pytest.raises(UnknownNameError) as refused:
+            embedded_path("embedded:softmax-3")
+        assert "`make embedded SEEDS=3`" in str(refused.value)
+        assert f"{tmp_path} has none from seed 3" in str(refused.value)

@@ -1,7 +1,5 @@
 """What a loss is taken of: which tokens are hidden, which model has which loss, and what is refused."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

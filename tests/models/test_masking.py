@@ -1,7 +1,5 @@
 """Who sees whom: windows, prefixes, padding, packed documents and tokens in front, together, with and without a cache."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.models.small_models import EXACT, SIGMOID, TOKENS, decoded, logits_of, make, visible
@@ -141,12 +139,6 @@ def test_packed_documents_each_follow_the_tokens_in_front(fronted):
     packed = torch.cat((TOKENS[:, :7], TOKENS[:, :5]), dim=1)
     logits = logits_of(model, packed, position_ids=torch.cat((torch.arange(7), torch.arange(5)))[None])
     torch.testing.assert_close(logits[:, 7:], with_front(model, plain, TOKENS[:, :5]), **EXACT)
-
-
-@pytest.mark.parametrize("fields", [{"window": 3}, {"prefix": 4}], ids=["window", "prefix"])
-def test_tokens_in_front_with_masks_in_a_cache(fronted, fields):
-    model, _ = fronted(**fields)
-    torch.testing.assert_close(decoded(model, TOKENS, [6, 1, 4, 1]), logits_of(model), **EXACT)
 
 
 def test_tokens_in_front_learn_and_generate(fronted, tmp_path):

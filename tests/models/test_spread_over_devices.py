@@ -1,7 +1,5 @@
 """A model spread over memory and disk: the numbers of one device, and what cannot be spread is refused before it is loaded."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 
@@ -94,13 +92,6 @@ def test_an_audit_of_a_device_map_that_is_worked_out(llama, tmp_path):
     assert facts["placement"] == "cpu"
     assert set(spread.pop("placement").values()) == {"cpu", "disk"}
     assert (facts["revision"], facts["parameters"]) == (spread["revision"], spread["parameters"])
-
-
-def test_where_a_device_map_puts_a_model(llama, tmp_path):
-    loaded = load_model(str(llama), **HALF, offload_folder=tmp_path)
-    assert loaded.device == torch.device("cpu")
-    assert loaded.dtype == torch.float32
-    assert load_model(str(llama), device_map="auto").model.device.type in ("cpu", "cuda")
 
 
 def test_a_cache_policy_and_a_saved_state_of_an_offloaded_model(llama, tmp_path):

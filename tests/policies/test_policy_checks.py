@@ -1,15 +1,15 @@
 """check_policy notices policies that do not keep the contract, one for each thing that it checks."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 from tests.conftest import make_sinklm
 
+import sinklab
 from sinklab.errors import ConfigurationError, ContractError
 from sinklab.policies.base import Policy
 from sinklab.policies.sink_window import SinkWindow
@@ -252,3 +252,22 @@ def test_a_policy_of_a_third_kind_needs_a_reader():
 
     with pytest.raises(ConfigurationError, match="policy 'nothing' is no SlotPolicy, and no reader"):
         open_reader(make_sinklm(), Nothing())
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
+
+
+def test_the_example_runs():
+    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    names: dict = {}
+    exec(program, names)
+    tokens = sinklab.load_model("embedded:softmax").tokenizer("import os\n", return_tensors="pt")["input_ids"]
+    made = names["model"].generate(tokens, past_key_values=names["cache"], max_new_tokens=3, do_sample=False)
+    assert made.shape[1] == tokens.shape[1] + 3
+    assert names["reader"].read(tokens).shape[:2] == tokens.shape
+    assert names["reader"].telemetry().policy == "4+4×30"
+
+
+def test_every_policy_has_a_row():
+    table = PAGE.split("## What goes with what")[1].split("## ")[0]
+    assert set(re.findall(r"`([a-z_]+)`", table)) >= set(policies)

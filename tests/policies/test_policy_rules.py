@@ -1,7 +1,5 @@
 """What each policy shows and where it puts things, by hand; and what it says to settings that make no sense."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

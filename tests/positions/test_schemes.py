@@ -1,7 +1,5 @@
 """What every position scheme must do: decode from a cache, ignore padding, keep packed documents apart, save, load, learn."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.conftest import TINY

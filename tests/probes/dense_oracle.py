@@ -1,7 +1,5 @@
 """Calls made by hand, and every statistic of a call from the whole matrix: slow, obvious, independent of the library."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

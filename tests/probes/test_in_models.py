@@ -1,17 +1,13 @@
 """Probes on real random-weight models through a session: cached decoding, packed documents, sink logits, repeated tokens."""
 
-from __future__ import annotations
-
-import math
-
 import pytest
 import torch
 import transformers
-from dense_oracle import assert_same, make_call, values_of
+from dense_oracle import assert_same, values_of
 
+from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.attention.statistics.columns import column_statistics
-from sinklab.errors import InputError
+from sinklab.errors import ContractError, InputError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.entropy import Entropy
@@ -150,83 +146,6 @@ def test_null_mass_of_a_learned_sink_logit(logit):
     assert values_of(rate)["gu2024_null", None, None, None][0] == pytest.approx(100 * float((null_means > 0.3).double().mean()))
 
 
-# --- repeated tokens (Gu et al. 2024, arXiv 2410.10781): closed forms for any weights ----------------------------------------
-
-
-def repeated(model: torch.nn.Module, length: int, **inputs) -> dict[tuple, tuple[float, int]]:
-    probe = AttentionReceived()
-    with torch.no_grad(), attend(model, probes=[probe]):
-        model(input_ids=torch.full((1, length), 7), use_cache=False, **inputs)
-    return values_of(probe)
-
-
-def even_share(length: int, position: int) -> float:
-    """Mean over the queries t = position + 1, …, length (1-based) of 1/t."""
-    return sum(1.0 / t for t in range(position + 1, length + 1)) / (length - position)
-
-
-def test_one_repeated_token_without_positions_spreads_evenly(models):
-    length = 16
-    # All tokens at rotary angle zero: the model cannot tell them apart, and query t gives 1/t to each key.
-    found = repeated(
-        models["llama"],
-        length,
-        position_ids=torch.zeros(1, length, dtype=torch.int64),
-        attention_mask=torch.ones(1, 1, length, length, dtype=torch.bool).tril(),
-    )
-    for (_, _, _, position), (value, count) in found.items():
-        assert count == length - position
-        # float64 weights, float32 at the coarsest in a probe
-        assert value == pytest.approx(even_share(length, position), rel=1e-6)
-
-
-def test_one_repeated_token_keeps_its_sink_under_learned_positions(models):
-    """The proposition needs positions that drop out of the hidden states; learned ones do not, and the heads differ."""
-    found = repeated(models["gpt2"], 16)
-    assert max(abs(value - even_share(16, key[3])) for key, (value, _) in found.items()) > 0.01
-
-
-def test_rotary_positions_bound_the_sink_of_a_repeated_token(models):
-    """``A[t, i] <= e^(2 xi) / (e^(2 xi) + t - 1)`` with ``xi`` the largest ``|q| |k|`` times the scaling."""
-    length = 48
-    model = models["llama"]
-    received, angle = AttentionReceived(), QueryKeyAngle()
-    with torch.no_grad(), attend(model, probes=[received, angle]):
-        model(input_ids=torch.full((1, length), 7), use_cache=False)
-    weights, factors = values_of(received), values_of(angle)
-    scaling = (32 // 4) ** -0.5
-    checked = 0
-    for (_, module, head, position), (value, _) in weights.items():
-        # Every token has the same hidden state, so |q| |k| is one number for a head.
-        xi = scaling * factors["norm_product", module, head, position][0]
-        bounds = [
-            1.0 / (1.0 + (t - 1) * torch.tensor(-2.0 * xi, dtype=torch.float64).exp()) for t in range(position + 1, length + 1)
-        ]
-        assert value <= float(sum(bounds)) / len(bounds) * (1 + 1e-6)
-        checked += float(sum(bounds)) / len(bounds) < 0.99
-    assert checked > 0, "the bound says nothing at these norms"
-
-
-def test_repeated_tokens_with_a_relative_bias_follow_the_closed_form():
-    """``A[t, i] = exp g(t - i) / sum_j exp g(t - j)``, here ALiBi: g(d) = -m d with slopes 1/2 and 1/16."""
-    length, slopes = 9, torch.tensor([0.5, 0.0625])
-    distance = torch.arange(length)[:, None] - torch.arange(length)[None]
-    bias = -slopes[:, None, None] * distance
-    call = make_call(torch.ones(1, 2, length, 4) * 0.7, torch.ones(1, 1, length, 4) * 1.3, bias=bias[None])
-    probe = AttentionReceived()
-    probe.update(call, column_statistics(call, probe.needs))
-    found = values_of(probe)
-    for head, slope in enumerate(slopes.tolist()):
-        for position in range(length):
-            column = []
-            for query in range(position, length):
-                whole = sum(math.exp(-slope * d) for d in range(query + 1))
-                column.append(math.exp(-slope * (query - position)) / whole)
-            assert found["mean_weight", "layers.0.self_attn", head, position][0] == pytest.approx(
-                sum(column) / len(column), rel=1e-5
-            )
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device")
 @pytest.mark.parametrize("name", ["llama", "gpt2", "sliding"])
@@ -241,3 +160,23 @@ def test_the_device_does_not_matter(models, name):
     model.cpu()
     for expected, found in zip(rows["cpu"], rows["cuda"], strict=True):
         assert_same(found, expected, rel=1e-4)
+
+
+class Lengths(Watcher):
+    name, needs = "lengths", frozenset()
+
+    def __init__(self):
+        self.seen = []
+
+    def update(self, call, statistics):
+        self.seen.append(call.kv_len)
+
+
+def test_it_sees_and_gives_no_rows():
+    watcher = Lengths()
+    with torch.no_grad(), attend(tiny_models()["llama"], [watcher]) as session:
+        session.model(input_ids=torch.ones(1, 5, dtype=torch.int64))
+    assert watcher.seen == [5, 5]
+    assert len(session.table()) == 0
+    with pytest.raises(ContractError, match="lengths is read where it was made and cannot be merged"):
+        watcher.merge(Lengths())

@@ -1,16 +1,14 @@
 """Recipes: they are what they say, and can be named, written down, read back and changed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 import torch
 
 from sinklab.configuration import with_overrides
-from sinklab.errors import ConfigurationError, ContractError, InputError, UnknownNameError
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.registry import Registry, operations, recipes
+from sinklab.registry import operations, recipes
 from sinklab.training.config import PretrainingConfig, resolve_recipe
 
 
@@ -151,24 +149,3 @@ def test_the_record_of_a_run_or_a_written_configuration(tmp_path):
 def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(UnknownNameError, match=r"no recipe is called 'emergance'. Did you mean 'emergence'"):
         resolve_recipe("emergance")
-
-
-# --- functions in a registry ---
-
-
-def test_a_registry_takes_functions():
-    assert recipes["tiny"]().name == recipes["tiny"].name == "tiny"
-    own = Registry("dish", "dishes")
-    try:
-
-        @own.register("soup")
-        def soup():
-            return 1
-
-        assert own["soup"] is soup
-        with pytest.raises(ContractError, match="two dish plug-ins are called 'soup'"):
-            own.register("soup")(lambda: 2)
-    finally:
-        from sinklab.registry import KINDS
-
-        KINDS.pop("dishes")

@@ -5,8 +5,6 @@ The moment is before one of the changes of names that the command makes on the d
 SIGKILL, SIGTERM or SIGINT; the process the command's own or one of its workers. A JSON record goes to build/kill.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
@@ -35,8 +33,6 @@ from sinklab.errors import SinklabError
 from sinklab.results.run import Listing
 from sinklab.results.table import read_table
 
-__all__ = ["ENTRIES", "Entry", "Kill", "Lab", "differences", "forgotten", "main", "writers"]
-
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "build" / "kill.json"
 
@@ -52,16 +48,12 @@ OUT = ("--out", "{work}/out")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """How a command is run small.
+    """How a command is run small: ``{work}`` is the folder that it writes in, ``{inputs}`` that of what is made once.
 
     Attributes:
-        line: its arguments; ``{work}`` is the folder that it writes in, ``{inputs}`` that of what is made once.
-        result: what it writes, below ``{work}``.
         copied: input to the name under which it lies in ``{work}`` before the command.
-        workers: whether it has processes of its own that may be killed.
         goes_on: whether the same line goes on with what is there.
         ends_well: signals that are an end like another.
-        volatile: metrics, entries of records and files that hold times or sizes of the moment.
     """
 
     line: tuple[str, ...]
@@ -70,7 +62,6 @@ class Entry:
     workers: bool = False
     goes_on: bool = False
     ends_well: tuple[int, ...] = ()
-    volatile: tuple[str, ...] = ()
 
 
 ENTRIES = {
@@ -130,12 +121,7 @@ def forgotten() -> set[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """One kill, and what came of it.
-
-    Attributes:
-        at: ``change 12 of 40``, or ``37 % of the time``.
-        problems: what is not as it should be, in sentences.
-    """
+    """One kill, ``at`` a change of the disk or a point in time, and what is not as it should be, in sentences."""
 
     command: str
     signal: str
@@ -147,11 +133,7 @@ class Kill:
 
 
 class Lab:
-    """A folder to run lines in, one at a time, each in a process that is forked from one that has imported everything.
-
-    Args:
-        folder: for all that is written; its ``work`` is new for every line that begins anew.
-    """
+    """A folder to run lines in, one at a time, each in a process that is forked from one that has imported everything."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.work, self.inputs = folder, folder / "work", folder / "inputs"
@@ -186,12 +168,7 @@ class Lab:
         die_at: tuple[int, int] | None = None,
         meanwhile: Callable[[int], None] = lambda process: None,
     ) -> tuple[int, int]:
-        """Run a line to its end; its status (minus the signal that ended it) and the changes of names that it made.
-
-        Args:
-            die_at: number of the change before which it gets a signal, and the signal.
-            meanwhile: called with the process while it runs.
-        """
+        """Run a line to its end; its status (minus the signal that ended it) and the changes of names that it made."""
         from tests.reliability.victim import run_line
 
         writes = self.processes.Value("i", 0)
@@ -286,7 +263,7 @@ MARKS = (
 """Identities and times in texts."""
 
 
-def differences(reference: Path, found: Path, volatile: Sequence[str]) -> Iterator[str]:
+def differences(reference: Path, found: Path) -> Iterator[str]:
     """What is in one folder and not in another one, which should be alike but for times and identities."""
     files = [
         {DIGEST.sub("DIGEST", path.relative_to(folder).as_posix()): path for path in folder.rglob("*") if path.is_file()}
@@ -297,91 +274,46 @@ def differences(reference: Path, found: Path, volatile: Sequence[str]) -> Iterat
         yield f"missing: {', '.join(missing[:5])}"
     if litter := sorted(there - wanted):
         yield f"not in an undisturbed run: {', '.join(litter[:5])}"
-    for name in sorted(name for name in wanted & there if name.rpartition("/")[2] not in volatile):
-        if problem := _difference(files[0][name], files[1][name], volatile):
+    for name in sorted(wanted & there):
+        if problem := _difference(files[0][name], files[1][name]):
             yield f"{name}: {problem}"
 
 
-def _difference(reference: Path, found: Path, volatile: Sequence[str]) -> str | None:
+def _difference(reference: Path, found: Path) -> str | None:
     try:
-        if reference.suffix == ".parquet":
-            return _of_tables(read_table(reference), read_table(found), volatile)
-        if reference.suffix == ".json":
-            one, other = (_lasting(json.loads(path.read_text(encoding="utf-8")), volatile) for path in (reference, found))
-            return None if one == other else next(_of_records(one, other))
-        if reference.suffix == ".csv":
-            one, other = (pd.read_csv(path) for path in (reference, found))
-            kept = [column for column in one if not VOLATILE.fullmatch(column)]
-            return None if list(one) == list(other) and one[kept].equals(other[kept]) else "the cells differ"
-        if reference.suffix == ".safetensors":
-            return _of_tensors(reference, found)
         if reference.suffix == ".svg":  # with names that matplotlib draws at random
             return None if found.read_text(encoding="utf-8").rstrip().endswith("</svg>") else "it is cut short"
-        if reference.suffix in (".html", ".md"):
-            one, other = (_unmarked(path.read_text(encoding="utf-8")) for path in (reference, found))
-            at = next((at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right), None)
-            if one != other:
-                return "it is cut short" if at is None else f"{other[max(0, at - 60) : at + 40]!r} is otherwise undisturbed"
-            return None
+        return None if _content(reference) == _content(found) else "it differs"
     except (SinklabError, SafetensorError, ValueError, OSError) as error:
         return f"it cannot be read: {error}"
-    return None if reference.read_bytes() == found.read_bytes() else "the bytes differ"
 
 
-def _of_tables(one: pd.DataFrame, other: pd.DataFrame, volatile: Sequence[str]) -> str | None:
-    frames = []
-    for table in (one, other):
-        frame = table.drop(columns="run_id").reset_index(drop=True)
-        frame.loc[frame["metric"].map(lambda metric: bool(VOLATILE.fullmatch(metric)) or metric in volatile), "value"] = 0.0
-        frames.append(frame)
-    if len(frames[0]) != len(frames[1]):
-        return f"{len(frames[1])} rows, and {len(frames[0])} undisturbed"
-    for column in frames[0]:
-        same = frames[0][column].eq(frames[1][column]).fillna(False) | (frames[0][column].isna() & frames[1][column].isna())
-        if not same.all():
-            rows = frames[0][~same]
-            return f"{column} differs in {len(rows)} rows, first of {rows['metric'].iloc[0]}"
-    return None
-
-
-def _of_tensors(reference: Path, found: Path) -> str | None:
-    """Tensors and what is written beside them, but for the record of an entry of a store, in which seconds stand."""
-    contents = []
-    for path in (reference, found):
+def _content(path: Path) -> Any:
+    """What a file says, but for times and identities; of a safetensors file not the record of an entry of a store, either."""
+    if path.suffix in (".parquet", ".csv"):
+        table = read_table(path).drop(columns="run_id") if path.suffix == ".parquet" else pd.read_csv(path)
+        if "metric" in table:
+            table.loc[table["metric"].map(lambda metric: bool(VOLATILE.fullmatch(metric))), "value"] = 0.0
+        kept = table[[column for column in table if not VOLATILE.fullmatch(column)]].astype(object)
+        return list(table), kept.where(kept.notna(), None).to_dict("list")
+    if path.suffix == ".json":
+        return _lasting(json.loads(path.read_text(encoding="utf-8")))
+    if path.suffix == ".safetensors":
         with safe_open(path, "numpy") as file:
             header = {name: value for name, value in (file.metadata() or {}).items() if name != "record"}
-            contents.append((header, {name: file.get_tensor(name).tobytes() for name in file.keys()}))  # noqa: SIM118
-    return None if contents[0] == contents[1] else "the tensors differ"
+            return header, {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
+    return _lasting(path.read_text(encoding="utf-8")) if path.suffix in (".html", ".md") else path.read_bytes()
 
 
-def _lasting(record: Any, volatile: Sequence[str]) -> Any:
+def _lasting(record: Any) -> Any:
     """A record without what is volatile, and with marks in place of identities and times."""
     if isinstance(record, dict):
-        return {
-            name: _lasting(value, volatile)
-            for name, value in record.items()
-            if not VOLATILE.fullmatch(name) and name not in volatile
-        }
+        return {name: _lasting(value) for name, value in record.items() if not VOLATILE.fullmatch(name)}
     if isinstance(record, list):
-        return [_lasting(value, volatile) for value in record]
-    return _unmarked(record) if isinstance(record, str) else record
-
-
-def _unmarked(text: str) -> str:
-    for pattern, word in MARKS:
-        text = pattern.sub(word, text)
-    return text
-
-
-def _of_records(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in [*one, *(name for name in other if name not in one)]:
-            yield from _of_records(one.get(name), other.get(name), f"{path}.{name}" if path else name)
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for number, (left, right) in enumerate(zip(one, other, strict=True)):
-            yield from _of_records(left, right, f"{path}[{number}]")
-    elif one != other:
-        yield f"{path} is {str(other)[:80]!r}, and {str(one)[:80]!r} undisturbed"
+        return [_lasting(value) for value in record]
+    for pattern, word in MARKS if isinstance(record, str) else ():
+        record = pattern.sub(word, record)
+    return record
 
 
 def half_states(work: Path) -> Iterator[str]:
@@ -410,11 +342,7 @@ def half_states(work: Path) -> Iterator[str]:
 
 
 class Victim:
-    """One command: what it leaves undisturbed, and what it leaves after a kill.
-
-    Args:
-        reference: folder for what it leaves undisturbed.
-    """
+    """One command: what it leaves undisturbed, in ``reference``, and what it leaves after a kill."""
 
     def __init__(self, lab: Lab, command: str, reference: Path) -> None:
         self.lab, self.command, self.reference = lab, command, reference
@@ -437,11 +365,7 @@ class Victim:
         return self.lab.line(self.command)
 
     def kill(self, number: int, whom: str, moment: tuple[str, float]) -> Kill:
-        """Kill it once, run it again, and compare.
-
-        Args:
-            moment: ``change`` or ``time``, and a fraction.
-        """
+        """Kill it once at a moment, ``change`` or ``time`` and a fraction, run it again, and compare."""
         lab, (kind, fraction) = self.lab, moment
         lab.renew(self.entry.copied)
         started = time.monotonic()
@@ -466,16 +390,16 @@ class Victim:
         if there and not (self.resumes or self.entry.goes_on) and number not in self.entry.ends_well:
             target = self.entry.result
             if (lab.work / target).is_dir():
-                found = differences(self.reference / target, lab.work / target, self.entry.volatile)
+                found = differences(self.reference / target, lab.work / target)
             else:
-                problem = _difference(self.reference / target, lab.work / target, ())
+                problem = _difference(self.reference / target, lab.work / target)
                 found = iter([problem] if problem else [])
             problems += [f"at its place before it ran again: {problem}" for problem in found]
         line = self.again()
         again, _ = lab.run(line)
         if again:
             problems.append(f"status {again} when it ran again: {lab.said()}")
-        problems += [*half_states(lab.work), *differences(self.reference, lab.work, self.entry.volatile)]
+        problems += [*half_states(lab.work), *differences(self.reference, lab.work)]
         seconds = time.monotonic() - started
         return Kill(self.command, signal.Signals(number).name, whom, at, status, problems, round(seconds, 2))
 

@@ -3,8 +3,6 @@
 The module is what the server of :mod:`multiprocessing` imports before it forks; nothing here computes.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -32,8 +30,6 @@ from sinklab_claims.contract import claim as contract
 from sinklab_claims.contract.claim import base_config
 from sinklab_claims.pathways import runs
 from sinklab_claims.reproduce import store
-
-__all__ = ["WRITES", "run_line"]
 
 IMPORTED = (matplotlib, pandas, torch, transformers, sinklab)
 

@@ -1,7 +1,5 @@
 """The decoders that the streaming tests run on, those that are refused, and how the tests read with them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any
@@ -17,37 +15,7 @@ from sinklab.attention.host_arguments import cache_argument
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.base import SlotPolicy
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.rotation import Rotation, read_rotations
-from sinklab.streaming.traits import tokens_in_front, tokens_of_prefix
-
-__all__ = [
-    "FAMILIES",
-    "IN_FRONT",
-    "MAMBA",
-    "RECURRENT",
-    "REFUSED",
-    "SHAPE",
-    "SHARED",
-    "SINKS",
-    "TOLERANCE",
-    "WINDOW",
-    "SlowLayer",
-    "assert_as_published",
-    "assert_dense_before_it_is_full",
-    "assert_generated_as_dense",
-    "backends_of",
-    "build_decoder",
-    "build_in_front",
-    "built",
-    "decoder",
-    "gap",
-    "one_by_one",
-    "read",
-    "sliding",
-    "slow_logits",
-    "small",
-    "text",
-]
+from sinklab.streaming.traits import Rotation, read_rotations, tokens_in_front, tokens_of_prefix
 
 SINKS, WINDOW = 2, 9
 """Twelve slots with the query's own: small against the texts, so that tokens are evicted three times over."""

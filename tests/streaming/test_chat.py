@@ -1,7 +1,5 @@
 """Chat templates as tokenizers have them: what is read is what they write, and what they write anew is read again."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -5,8 +5,6 @@ of others), layers whose sliding window is narrower than what the policy holds, 
 that see each other both ways, as in training.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 
@@ -226,14 +224,6 @@ def test_states_refuse_to_go_back():
     linear = transformers.BambaConfig(**SHAPE, **MAMBA, attn_layer_indices=[])
     with pytest.raises(UnsupportedModelError, match="BambaForCausalLM has no layer of attention: its states have one size"):
         small(transformers.BambaForCausalLM(linear).eval())
-
-
-def test_streams():
-    """The loop gives the tokens of generate()."""
-    model, prompt = built("Lfm2"), text(30, rows=1)
-    tokens = [token.id for token in Stream(model, policy=POLICY, stop_ids=()).feed(prompt).generate(20)]
-    generated = model.generate(prompt, **{**GREEDY, "max_new_tokens": 20}, **cache_argument(model, small()))
-    assert generated[0, 30:].tolist() == tokens
 
 
 # --- narrow windows ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Far positions: a stream at token one million says what it would say near its beginning, against oracles in float64."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import resource

@@ -1,16 +1,10 @@
 """A ring in int8 or int4: what comes back, which tokens stay whole, what it costs, and that a model hardly notices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.architectures.zoo import ZOO, build
 
 from sinklab.errors import ConfigurationError
-from sinklab.policies.blocks import Blocks
-from sinklab.policies.pinned import Pinned
-from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.window import Window
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.quantized import GROUP
 from sinklab.streaming.state import load_state, save_state
@@ -98,22 +92,6 @@ def test_logits_hardly_move(way, kind, most):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_padded_batch_and_another_count_of_positions(kind):
-    model = model_of()
-    mask = torch.ones_like(TOKENS)
-    mask[0, :5] = 0
-    exact, rounded = (SinkCache(model, **SIZES, quantized=quantized, rebase_at=54) for quantized in (None, kind))
-    logits = [read(model, cache, TOKENS[:, :60], mask[:, :60]) for cache in (exact, rounded)]
-    logits = [
-        torch.cat((one, read_singly(model, cache, TOKENS[:, 60:])), dim=1)
-        for one, cache in zip(logits, (exact, rounded), strict=True)
-    ]
-    assert rounded.table.rebases == exact.table.rebases > 0
-    off = (logits[1] - logits[0])[mask.bool()].std() / logits[0][mask.bool()].std()
-    assert off < (0.02 if kind == "int8" else 0.3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_padded_row_is_the_row_alone(kind):
     model = model_of()
     padded = torch.cat((torch.zeros(1, 3, dtype=torch.long), TOKENS[:1, :57]), dim=1)
@@ -195,17 +173,3 @@ def test_what_cannot_be_quantised_is_refused_in_a_line():
     for wrong in ("int3", True, 8):
         with pytest.raises(ConfigurationError, match=rf"`quantized` {wrong!r} is none of int8, int4; None keeps the dtype"):
             SinkCache(model_of(), **SIZES, quantized=wrong)
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        SinkWindow(num_sinks=2, window=5),
-        SinkWindow(num_sinks=0, window=1),
-        Pinned(pinned=(0, 4, 9), window=6),
-        Window(window=3),
-        Blocks(num_sinks=2, block=3, blocks=2),
-    ],
-)
-def test_policies_of_one_ring(policy):
-    assert policy.is_one_ring

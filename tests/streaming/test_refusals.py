@@ -1,7 +1,5 @@
 """What a bounded cache refuses: before the first token, by name, and saying what to do instead."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
@@ -31,8 +29,8 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.limits import length_known
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.rotation import read_rotations
 from sinklab.streaming.stream import Stream
+from sinklab.streaming.traits import read_rotations
 
 ORDERED = {"bloom", "mpt"}
 """Refused by read_rotations, and served by a cache that keeps the order of the text."""

@@ -1,7 +1,5 @@
 """Taking tokens back: exactly, as far as what left the window since is held; assisted decoding says what decoding says."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -75,14 +73,6 @@ def test_taken_back_is_as_if_it_had_never_been(policy):
             assert cache.get_seq_length() == kept.shape[1]
         assert gap(logits, read(model, kept, PolicyCache(policy, model))) < TOLERANCE
         assert rebase_at is None or cache.table.rebases >= 2
-
-
-def test_a_pinned_token_taken_back_comes_again():
-    model, cache = decoder("llama"), small(decoder("llama"))
-    read(model, text(3), cache)
-    cache.crop(1)
-    tokens = torch.cat((text(3)[:, :1], text(30, seed=4)), dim=1)
-    assert gap(read(model, tokens[:, 1:], cache), slow_logits(model, tokens, SINKS, WINDOW)[:, 1:]) < TOLERANCE
 
 
 def test_beyond_what_is_held():

@@ -1,7 +1,5 @@
 """Saved states: going on from a file is going on, bit for bit, and a file that does not fit is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -63,18 +61,6 @@ class TestGoingOn:
         assert loaded.cache.describe().equals(reader.cache.describe())
         for piece in ([5], [6], [7, 8, 9], [10]):
             assert equal(loaded.read(torch.tensor([piece])), reader.read(torch.tensor([piece])))
-
-    def test_generate_goes_on_with_the_cache_of_the_reader(self, model, prompt, tmp_path):
-        cache = SinkCache(model, num_sinks=2, window=9)
-        settings = {"max_new_tokens": 15, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        said = model.generate(prompt, past_key_values=cache, **settings)
-        save_state(cache, tmp_path / "state")
-        loaded = load_state(tmp_path / "state", model)
-        behind = torch.cat((said, prompt[:, :4]), dim=1)
-        assert equal(
-            model.generate(behind, past_key_values=loaded.cache, **settings),
-            model.generate(behind, past_key_values=cache, **settings),
-        )
 
     def test_rows_with_padding(self, model, prompt, tmp_path):
         reader = open_reader(model, POLICY)

@@ -1,7 +1,5 @@
 """Compiled steps: one graph for all tokens, whatever slot and turn they have, and the logits of steps that are not compiled."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tests.architectures.zoo import ZOO, build

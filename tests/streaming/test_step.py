@@ -1,7 +1,5 @@
 """Steps and tables: any cut of a text reads alike, the tables say what is held, and each known mistake would be seen."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import hypothesis
@@ -33,9 +31,8 @@ from sinklab.sinks import Sink, Sinks
 from sinklab.streaming import host
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.rotation import Rotation, read_rotations
 from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.table import Step
+from sinklab.streaming.traits import read_rotations
 
 LENGTH = 50
 CPU = torch.device("cpu")
@@ -149,18 +146,6 @@ def test_tables_by_hand():
     assert table.shifts(torch.tensor([[12]])).tolist() == [[[0 - 8 + 7]]]
 
 
-def test_short_rows_never_stand_before_the_first_position():
-    table = table_of()
-    valid = torch.zeros(2, 30, dtype=torch.bool)
-    valid[0] = True
-    valid[1, -1:] = True
-    table.spread(2)
-    table.plan(30, valid)
-    assert table.rebase().tolist() == [26, 0]
-    step = table.plan(4, torch.ones(2, 4, dtype=torch.bool))
-    assert step.position_ids.tolist() == [[4, 5, 6, 7], [1, 2, 3, 4]]
-
-
 def test_going_back():
     model, tokens = decoder("llama"), text(30)
     for before in (5, SINKS + WINDOW):
@@ -246,26 +231,6 @@ def read_masked(model, tokens, mask, cache, pieces):
     return torch.cat(logits, dim=1)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("copies", [1, 3])
-@pytest.mark.parametrize("moved", [1, 4], ids=["pinned-keys-alike", "each-by-its-own"])
-def test_pinned_keys_are_rotated_by_their_own_steps(rows, copies, moved):
-    # Heads and rows of the batch share products; each key is to come out as if it were moved alone.
-    batch, heads, pinned, size = 2, 3, 4, 6
-    index = torch.arange(size // 2)
-    rotation = Rotation(torch.tensor([1.0, 0.3, 0.02], dtype=torch.float64), index, index + size // 2, size)
-    shifts = torch.randint(-50, 50, (rows, copies, moved))
-    step = Step(copies, None, 0, shifts, None, None, 0, torch.zeros(rows, copies, dtype=torch.long))
-    layer = SlotLayer.__new__(SlotLayer)
-    layer.rotation = rotation
-    masters = torch.randn(batch, heads, pinned, size, dtype=torch.float64)
-    rotated = layer._rotated(step, masters)
-    assert rotated.shape == (batch, heads, copies, pinned, size)
-    steps = shifts[:, None].expand(batch, heads, copies, pinned)
-    expected = rotation.rotated(masters[:, :, None].expand(-1, -1, copies, -1, -1), steps)
-    assert torch.allclose(rotated, expected, atol=1e-12)
-
-
 @pytest.fixture(scope="module")
 def model():
     model = build(ZOO["llama"], "sdpa").eval()
@@ -308,23 +273,6 @@ def test_as_in_chunks(model, monkeypatch, padding, settings):
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     for name in SlotTable.per_row:
         assert torch.equal(getattr(cache.table, name), getattr(other.table, name))
-
-
-def test_what_is_worked_out_ahead_is_what_is_worked_out_one_by_one(monkeypatch):
-    policy = SinkWindow(num_sinks=2, window=5)
-    ahead, single = SlotTable(policy, torch.device("cpu")), SlotTable(policy, torch.device("cpu"))
-    for number in range(200):
-        if number in (50, 111):  # inside and at the end of what was worked out
-            assert torch.equal(torch.as_tensor(ahead.rebase()), torch.as_tensor(single.rebase()))
-        mine = ahead.plan(1, None)
-        theirs = single._plan_token()
-        assert (mine.slot, mine.filled, mine.visible) == (theirs.slot, theirs.filled, theirs.visible)
-        assert torch.equal(mine.position_ids, theirs.position_ids)
-        assert (mine.shifts is None) == (theirs.shifts is None)
-        if mine.shifts is not None:
-            shifts = mine.shifts if mine.at is None else mine.shifts[mine.at : mine.at + 1]
-            assert torch.equal(shifts, theirs.shifts)
-        assert all(torch.equal(getattr(ahead, name), getattr(single, name)) for name in SlotTable.per_row)
 
 
 def test_found_sinks_are_pinned_where_they_were_found(model):

@@ -1,7 +1,5 @@
 """What a cache says of itself, against tables and figures worked out by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """What the tests of training share: a text, one cache of what is encoded, and a run of eight steps to look at."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """SinkCallback: it sees what the audit sees, changes nothing, works on any Trainer, and its windows are the right ones."""
 
-from __future__ import annotations
-
 import copy
 
 import pandas as pd
@@ -13,7 +11,6 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
-    BertLMHeadModel,
     BertModel,
     LlamaConfig,
     LlamaForCausalLM,
@@ -28,7 +25,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from sinklab.attention.session import attend
-from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.sink_rate import SinkRate
@@ -42,7 +39,6 @@ from sinklab.training.callback import (
     SinkCallback,
     _strongest,
     headline_metrics,
-    log_between,
     measure_sinks,
     measuring,
 )
@@ -50,7 +46,6 @@ from sinklab.training.rows import TextRows, _Limit, limited_attention, token_los
 from sinklab.training.trainer import stack
 
 ROWS = torch.randint(2, 300, (6, 24), generator=torch.Generator().manual_seed(1))
-
 
 SMALL = {
     "vocab_size": 300,
@@ -64,16 +59,8 @@ SMALL = {
 
 def make_llama(implementation: str = "sdpa", **fields) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        **fields,
-    )
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, num_key_value_heads=2, max_position_embeddings=64, **fields)
     return LlamaForCausalLM._from_config(config, attn_implementation=implementation).eval()
 
 
@@ -304,26 +291,6 @@ def test_a_window_is_a_mask(implementation):
     assert torch.equal(model(input_ids=ROWS).logits, make_llama(implementation)(input_ids=ROWS).logits)
 
 
-def test_a_window_as_long_as_the_row_changes_nothing():
-    for operation in ("softmax", "sigmoid", "sink_logit", "elu_kernel"):
-        model = make_sinklm({"name": operation})
-        with torch.no_grad(), limited_attention(model, 24):
-            limited = model(input_ids=ROWS).logits
-        # One mask, and therefore perhaps another path through the same arithmetic.
-        torch.testing.assert_close(limited, model(input_ids=ROWS).logits, rtol=1e-4, atol=1e-5)
-
-
-def test_a_window_of_one_sees_nothing_but_itself_and_the_sink():
-    model = make_sinklm()
-    other = ROWS.clone()
-    other[:, 1:20] = 7
-    with torch.no_grad(), limited_attention(model, 1, [0]):
-        assert torch.equal(model(input_ids=ROWS).logits[:, 20:], model(input_ids=other).logits[:, 20:])
-    other[:, 0] = 7
-    with torch.no_grad(), limited_attention(model, 1, [0]):
-        assert not torch.allclose(model(input_ids=ROWS).logits[:, 20:], model(input_ids=other).logits[:, 20:])
-
-
 def test_windowed_losses_are_of_the_tokens_beyond_the_window():
     model = make_sinklm()
     with torch.no_grad():
@@ -353,19 +320,6 @@ def test_documents_that_do_not_see_each_other_are_measured_like_rows_of_their_ow
             windowed_losses(model, packed, 4, [0, 2]), windowed_losses(model, apart, 4, [0, 2]), strict=True
         ):
             torch.testing.assert_close(kept, alone.flatten(), rtol=1e-4, atol=1e-5)
-
-
-def test_documents_with_no_token_beyond_the_window_are_refused():
-    with pytest.raises(ConfigurationError, match=r"the longest text in the first 16 probe rows has 12 tokens.*watch\.window"):
-        SinkCallback(TextRows(ROWS, torch.arange(12).repeat(6, 2)), window=11)
-
-
-def test_a_model_s_own_window_goes_on_hiding():
-    config = make_sinklm().config
-    config.window = 4
-    torch.manual_seed(0)
-    kept, hidden = windowed_losses(SinkLM(config).eval(), ROWS, 8, [0])
-    assert torch.equal(kept, hidden)
 
 
 def test_what_takes_no_window_says_so():
@@ -454,15 +408,6 @@ def test_rows_are_on_disk_when_a_checkpoint_is(tmp_path, monkeypatch, strategy):
     assert set(read_table(path)["step"]) == set(range(trainer.state.global_step + 1))
 
 
-def test_headlines_go_through_the_trainer_s_log(tmp_path):
-    trainer = make_trainer(make_llama(), tmp_path)
-    trainer.add_callback(SinkCallback(ROWS, every=3, window=8, trainer=trainer))
-    trainer.train()
-    history = trainer.state.log_history
-    assert [record["step"] for record in history if "sink_loss_gap" in record] == [0, 3, 4]
-    assert [record["step"] for record in history if "loss" in record] == [1, 2, 3, 4]
-
-
 def test_what_a_trainer_has_gathered_for_its_own_log_stays_there(tmp_path):
     """The trainers of TRL add to every log the means of what they have gathered, and begin anew."""
 
@@ -496,13 +441,6 @@ def test_each_name_is_a_number_of_the_table():
         assert unit == ("position" if name == "sink_position" else metric.unit)
     # Two of what the integrations send elsewhere must not be ours.
     assert not {"train_loss", "total_flos"} & HEADLINE.keys()
-
-
-def test_what_is_no_number_is_not_logged(tmp_path):
-    trainer = make_trainer(make_llama(), tmp_path)
-    log_between(trainer, TrainerControl(should_log=True), {"one": 1.0, "other": float("nan"), "third": float("inf")})
-    (record,) = trainer.state.log_history
-    assert {"one", "other", "third"} & record.keys() == {"one"}
 
 
 def test_a_model_that_computes_no_numbers_is_written_down_as_such(tmp_path):
@@ -539,20 +477,6 @@ def test_a_model_that_predicts_no_next_token_is_refused(model):
         callback.on_train_begin(None, TrainerState(), TrainerControl(), model=model)
 
 
-def test_a_decoder_of_an_encoder_s_family_is_measured():
-    decoder = BertLMHeadModel(BertConfig(**SMALL, is_decoder=True)).eval()
-    assert measure_sinks(decoder, ROWS, window=8).headline["probe_loss"] > 0
-
-
-def test_a_measurement_that_fails_for_another_reason_is_an_error(monkeypatch):
-    def fails(*args, **kwargs):
-        raise MeasurementError("differs")
-
-    monkeypatch.setattr(callback_file, "measure_sinks", fails)
-    with pytest.raises(MeasurementError, match="differs"):
-        callback_file._measured(make_sinklm(), ROWS, 0.3, 8)
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -560,6 +484,10 @@ def test_a_measurement_that_fails_for_another_reason_is_an_error(monkeypatch):
         ({"rows": ROWS[:0]}, r"rows must be int64 \(rows, seq_len\), got torch.int64 \(0, 24\)"),
         ({"every": 0}, "every 0 must be 1 or more: steps between measurements"),
         ({"window": 23}, "window 23 leaves no token beyond it: the longest text .* has 24 tokens; lower the window"),
+        (
+            {"rows": TextRows(ROWS, torch.arange(12).repeat(6, 2)), "window": 11},
+            r"the longest text in the first 16 probe rows has 12 tokens.*watch\.window",
+        ),
         ({"threshold": 1.0}, r"threshold 1.0 must be in \[0, 1\)"),
     ],
 )

@@ -1,12 +1,8 @@
 """Rows by hand: the BPE of these tests has no merges, so one letter is one token; ``^`` is BOS, ``$`` is EOS."""
 
-from __future__ import annotations
-
-import hashlib
 import json
 import multiprocessing
 import os
-import pickle
 import resource
 import signal
 import time
@@ -22,8 +18,7 @@ from sinklab.training import data as module
 from sinklab.training import tokenizer as tokenizer_module
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
-from sinklab.training.token_cache import TokenStream, cached_folder, write_stream
-from sinklab.training.tokenizer import Piece, train_bpe
+from sinklab.training.tokenizer import Piece, TokenStream, cached_folder, train_bpe, write_stream
 
 TRAIN = ["abcde", "fg", "hijklmn"]
 HELD_OUT = ["ABCD", "EFGHIJ", "KLMNOPQRSTUVW"]
@@ -187,16 +182,6 @@ def test_random_positions_hold_other_tokens_in_every_row_and_the_same_ones_in_ev
     assert all(torch.equal(few.train[k]["input_ids"], ids[number]) for k, number in enumerate(few.train.numbers))
 
 
-def test_random_tokens_are_uniform(tmp_path, corpus):
-    corpus.given = {"train": LONG * 20, "held_out": LONG}
-    train = prepare(tmp_path, context=40, random_positions=(1, 40)).train
-    counts = torch.bincount(torch.cat([row["input_ids"][1:] for row in train]), minlength=258)[2:]
-    total = int(counts.sum())
-    # Pearson's statistic of 255 degrees of freedom has mean 255 and standard deviation sqrt(2 * 255) = 22.6.
-    statistic = float(((counts - total / 256) ** 2 / (total / 256)).sum())
-    assert abs(statistic - 255) < 5 * 22.6
-
-
 def test_a_fixed_token_is_in_every_row_training_held_out_and_probe(tmp_path, corpus):
     prepared = prepare(tmp_path, fixed_position=2, fixed_token=30, held_out_rows=2)
     plain = prepare(tmp_path, held_out_rows=2)
@@ -315,14 +300,6 @@ def test_rows_do_not_depend_on_workers_or_on_what_was_read_before(tmp_path, corp
     assert torch.equal(torch.cat([batch["input_ids"] for batch in batches]), expected)
 
 
-def test_rows_are_pickled_without_the_text(tmp_path, corpus):
-    corpus.given["train"] = LONG * 100
-    train = prepare(tmp_path, unique_fraction=0.01).train
-    pickled = pickle.dumps(train)
-    assert len(pickled) < 10_000 < train.stream.identity["tokens"]
-    assert torch.equal(pickle.loads(pickled)[3]["input_ids"], train[3]["input_ids"])
-
-
 def test_what_was_encoded_is_found_again_and_shared_by_what_it_does_not_depend_on(tmp_path, corpus):
     first = prepare(tmp_path)
     corpus.read = {"train": 0, "held_out": 0}
@@ -335,13 +312,6 @@ def test_what_was_encoded_is_found_again_and_shared_by_what_it_does_not_depend_o
     assert corpus.read == {"train": 3, "held_out": 3}
     prepare(tmp_path, eos=False, max_tokens=12)
     assert corpus.read["held_out"] == 3
-
-
-def test_another_corpus_is_another_folder(tmp_path, corpus):
-    first = prepare(tmp_path)
-    corpus.identity = Identity("lists", "2", "none")
-    corpus.given["train"] = ["other text"]
-    assert rows(prepare(tmp_path)) != rows(first)
 
 
 def test_identity_says_what_is_needed_to_get_the_tokens_again(tmp_path, corpus):
@@ -364,13 +334,6 @@ def test_characters_are_those_of_the_tokens_that_are_kept(tmp_path, corpus, limi
     # "abcde$fg$hijklmn$", a token each: of the text that a limit cuts, only what is left of it counts.
     identity = prepare(tmp_path, max_tokens=limit, batch_size=1).identity
     assert (identity["tokens"], identity["characters"]) == (limit or 17, characters)
-
-
-def test_the_hash_is_that_of_the_file(tmp_path, corpus):
-    prepared = prepare(tmp_path)
-    content = (prepared.train.stream.folder / "tokens.bin").read_bytes()
-    assert prepared.identity["sha256"] == hashlib.sha256(content).hexdigest()
-    assert spell(prepared, np.frombuffer(content, dtype="<u2").tolist()) == "abcde$fg$hijklmn$"
 
 
 def test_only_as_many_documents_are_read_as_are_needed(tmp_path, corpus, monkeypatch):
@@ -526,16 +489,6 @@ def test_the_width_of_an_id_follows_the_vocabulary(tmp_path):
 
 
 # --- real corpora ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_default_corpus_in_seconds_and_offline(tmp_path):
-    config = PretrainingConfig(data={"max_tokens": 20_000, "vocab_size": 300, "held_out_rows": 4})
-    prepared = prepare_data(config, tmp_path)
-    assert prepared.identity["tokens"] == 20_000
-    assert len(prepared.train) == 20_000 // 255
-    assert prepared.held_out.shape == (4, 256)
-    assert (prepared.held_out[:, 0] == 0).all()
-    assert "def " in prepared.tokenizer.decode(torch.cat([row["input_ids"] for row in prepared.train]))
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "dataset"])

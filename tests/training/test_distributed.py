@@ -1,7 +1,5 @@
 """One run over two processes, with replicas and with shards: the numbers of one process, written once, resumed exactly."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

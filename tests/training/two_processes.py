@@ -1,7 +1,5 @@
 """What test_distributed.py has two processes do, in a folder."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import shutil

@@ -23,12 +23,6 @@ class Files(MediaCorpus):
     """Files with certain endings below a folder, or one file; hidden ones and empty ones are left out.
 
     A file in a folder below has the name of the first of these folders as its class; one that lies at the top has none.
-
-    Args:
-        path: the folder, or the file.
-
-    Raises:
-        InputError: nothing there, or no such file in it.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -69,11 +63,7 @@ if TYPE_CHECKING:
 
 
 def open_picture(source: Path | bytes, name: str) -> Image:
-    """A picture as RGB; of an animation its first frame; turned as its camera says.
-
-    Raises:
-        InputError: no picture, or one that Pillow does not decode: a broken one, or of more than 180 million pixels.
-    """
+    """A picture as RGB; of an animation its first frame; turned as its camera says. What Pillow cannot decode is refused."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -110,11 +100,7 @@ def rgb(image: Image) -> Image:
 
 
 def read_wav(path: Path) -> tuple[np.ndarray, int]:
-    """One channel (the mean of all), float32 ``(length,)`` in [-1, 1], and the rate in numbers a second.
-
-    Raises:
-        InputError: no wav file, or a compressed, damaged or empty one.
-    """
+    """One channel (the mean of all), float32 ``(length,)`` in [-1, 1], and the rate in numbers a second, of a wav file."""
     if path.suffix.lower() != ".wav":
         raise InputError(
             f"{path} is {path.suffix.lower() or 'no'} sound, and wav is read: ffmpeg -i {path.name} {path.stem}.wav"

@@ -77,9 +77,8 @@ class Reading:
 def read_samples(corpus: Corpus, encoder: Encoder, *, seq_len: int, samples: int, seed: int, bos: bool) -> Reading | None:
     """How the tokenizer read the samples that :meth:`Corpus.sample` gives for the same arguments.
 
-    Returns:
-        ``None`` for a corpus that is no text, for a number of samples that :meth:`Corpus.sample` refuses, and for a tokenizer
-        that does not say where its tokens stand (a slow one).
+    ``None`` for a corpus that is no text, a number of samples that it refuses, and a tokenizer that does not say where its
+    tokens stand (a slow one).
     """
     tokenizer, framed = encoder.tokenizer, sum(map(len, encoder.frame(bos)))
     if samples < 1:  # refused where they are drawn

@@ -79,12 +79,10 @@ class Encoder:
     closing_ids: tuple[int, ...] = ()
 
     def frame(self, bos: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids in front of a sample and behind it: those that the tokenizer puts there, or none.
+        """Ids in front of a sample and behind it: those that the tokenizer puts there, or none; ``bos`` must be a token of the
+        model.
 
         A model that has closing tokens and no token to begin with (T5) always gets the closing ones.
-
-        Raises:
-            ConfigurationError: ``bos`` asked of a model without such a token.
         """
         if bos and self.bos_token_id is None:
             raise ConfigurationError("this model has no beginning-of-sequence token; use `bos` none")
@@ -141,13 +139,7 @@ class Encoder:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Picture:
-    """One picture, as a corpus gives it: of any size, RGB.
-
-    Attributes:
-        image: of mode RGB.
-        source: what it is called, such as the name of its file.
-        label: its class: a name, or a number; ``None`` where that is not known.
-    """
+    """One picture of any size, RGB, as a corpus gives it; what it is called, and its class: a name, a number, or ``None``."""
 
     image: Image
     source: str
@@ -156,13 +148,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recording:
-    """One recording, as a corpus gives it.
-
-    Attributes:
-        wave: float32 ``(length,)`` in [-1, 1], one channel.
-        source: what it is called, such as the name of its file.
-        label: its class: a name, or a number; ``None`` where that is not known.
-    """
+    """One channel of sound, float32 ``(length,)`` in [-1, 1], as a corpus gives it; its name, and its class likewise."""
 
     wave: np.ndarray
     source: str
@@ -324,11 +310,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def drawable_ids(encoder: Encoder) -> list[int]:
-    """The ids of a vocabulary without its special tokens, ascending.
-
-    Raises:
-        InputError: a model without a vocabulary, such as one that reads images.
-    """
+    """The ids of a vocabulary without its special tokens, ascending; refuses a model without one, such as of images."""
     ids = [token for token in range(encoder.vocab_size) if token not in encoder.special_ids]
     if not ids:
         raise InputError("this model has no vocabulary to draw tokens from; sinklab's corpora are token sequences")

@@ -65,11 +65,7 @@ class Bigrams(Corpus):
         )
 
     def rows(self, encoder: Encoder, length: int, seed: int) -> Iterator[list[int]]:
-        """Endless rows.
-
-        Raises:
-            InputError: the text gives no row of two tokens or more.
-        """
+        """Endless rows; a text that gives no row of two tokens or more is refused."""
         text = self._text(encoder, length)
         # A successor of a token is what stands behind one of its occurrences, drawn uniformly: that is the law of its pairs.
         before, behind = text[:, :-1].ravel(), text[:, 1:].ravel()

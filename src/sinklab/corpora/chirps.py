@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import count
 from typing import ClassVar
 
 import numpy as np
@@ -34,8 +35,7 @@ class Chirps(MediaCorpus):
 
     def recordings(self, seed: int, rate: int, length: int) -> Iterator[Recording]:
         generator = np.random.default_rng(seed)
-        number = 0
-        while True:
+        for number in count():
             sound = 0.003 * generator.standard_normal(length)
             start = 0
             while start < length:
@@ -49,4 +49,3 @@ class Chirps(MediaCorpus):
                     sound[part] += (0.5 * loud * np.sin(math.pi * time) * tone)[: part.stop - part.start]
                 start += size
             yield Recording(sound.clip(-1.0, 1.0).astype(np.float32), f"chirps {number}")
-            number += 1

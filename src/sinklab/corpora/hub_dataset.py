@@ -147,7 +147,9 @@ class HubDataset(TextCorpus):
             picture = row[image] or {}  # in the row, or in a file
             content = picture.get("bytes") or (Path(picture["path"]) if picture.get("path") else None)
             if content is not None:
-                yield number, content, _class(None if label is None else row[label], classes.get(label))
+                value, names = None if label is None else row[label], classes.get(label)
+                value = names.int2str(value) if names is not None and isinstance(value, int) and value >= 0 else value
+                yield number, content, value if isinstance(value, (str, int)) and value != -1 else None  # of no known class
 
     def _label_column(self, classes: Mapping[str, object], features: Any) -> str | None:
         """The column of the classes: the one that was chosen, or the usual or only one; ``None`` where there is none."""
@@ -254,13 +256,6 @@ def _kinds(rows: Any) -> tuple[dict[str, str], list[str]]:
     for row in islice(rows, LOOKED_AT):
         kinds |= {name: type(value).__name__ for name, value in row.items() if value is not None or name not in kinds}
     return kinds, [name for name, kind in kinds.items() if kind == "str"]
-
-
-def _class(value: object, classes: Any) -> str | int | None:
-    """The class of a row by its name, or by its number where the column has no names; ``None`` where it is not known."""
-    if classes is not None and isinstance(value, int) and value >= 0:
-        value = classes.int2str(value)
-    return value if isinstance(value, (str, int)) and value != -1 else None
 
 
 def _listed(features: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import ClassVar
 
 import numpy as np
@@ -31,15 +32,11 @@ class Noise(MediaCorpus):
         from PIL import Image
 
         generator = np.random.default_rng(seed)
-        number = 0
-        while True:
+        for number in count():
             yield Picture(Image.fromarray(generator.integers(0, 256, (size, size, 3), dtype=np.uint8)), f"noise {number}")
-            number += 1
 
     def recordings(self, seed: int, rate: int, length: int) -> Iterator[Recording]:
         generator = np.random.default_rng(seed)
-        number = 0
-        while True:
+        for number in count():
             sound = 0.1 * generator.standard_normal(length)
             yield Recording(sound.clip(-1.0, 1.0).astype(np.float32), f"noise {number}")
-            number += 1

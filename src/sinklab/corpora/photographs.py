@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import random
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
@@ -50,8 +51,7 @@ class Photographs(MediaCorpus):
 
         generator = random.Random(seed)
         photographs = [open_picture(path, path.name) for path in self._files()]
-        number = 0
-        while True:
+        for number in count():
             which = number % len(FILES)
             whole = photographs[which]
             shorter = min(whole.size)
@@ -62,7 +62,6 @@ class Photographs(MediaCorpus):
             if number >= len(FILES) and generator.random() < 0.5:
                 window = ImageOps.mirror(window)
             yield Picture(window, f"{FILES[which]} {left},{top} {edge} px")
-            number += 1
 
     def _files(self) -> list[Path]:
         found = importlib.util.find_spec("sklearn")  # not imported: that takes a second, and only its files are wanted

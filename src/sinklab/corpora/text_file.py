@@ -125,14 +125,9 @@ class TextFile(TextCorpus):
         for line in self.text.splitlines(keepends=True):
             if line.strip():
                 (paragraphs if after_blank else others).append(offset)
-                inside += [offset + place for place in _places_inside(line)]
+                for place in range(LONG_LINE, len(line), LONG_LINE):
+                    word = WORD.search(line, place, place + LONG_LINE)  # none in scripts without blanks
+                    inside.append(offset + (place if word is None else word.start()))
             after_blank = not line.strip()
             offset += len(line)
         return paragraphs, others, inside
-
-
-def _places_inside(line: str) -> Iterator[int]:
-    """Where the first word begins behind every :data:`LONG_LINE` characters, or that place, in scripts without blanks."""
-    for place in range(LONG_LINE, len(line), LONG_LINE):
-        word = WORD.search(line, place, place + LONG_LINE)
-        yield place if word is None else word.start()

@@ -46,7 +46,13 @@ class TextFolder(TextCorpus):
         if not self.path.is_dir():
             raise InputError(f"there is no folder {self.path}")
         files = visible_files(self.path, self.suffixes)
-        self._files = {name: path for name, path in files.items() if _holds_text(path)}
+        self._files: dict[str, Path] = {}
+        for name, path in files.items():
+            with path.open(
+                encoding="utf-8-sig", errors="replace"
+            ) as file:  # as a rule the first bytes say whether it holds text
+                if any(piece.strip() for piece in iter(functools.partial(file.read, 4096), "")):
+                    self._files[name] = path
         if not self._files:
             raise InputError(
                 f"{self.path} holds no text: no file with the ending {' or '.join(self.suffixes)}, or only empty ones"
@@ -117,9 +123,3 @@ class TextFolder(TextCorpus):
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             texts[name] = first.setdefault((sizes[name], digest), name)
         return texts
-
-
-def _holds_text(path: Path) -> bool:
-    """Whether there is anything but white space; as a rule the first bytes say so."""
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        return any(piece.strip() for piece in iter(functools.partial(file.read, 4096), ""))

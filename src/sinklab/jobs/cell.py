@@ -22,8 +22,6 @@ from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import Status
 from sinklab.training.train import run_training
 
-__all__ = ["ENDED", "NUMBERS", "PLAN", "SHARED", "SweepPlan", "main", "read_plan", "run_cell", "text_of"]
-
 PLAN = "sweep.json"
 
 SHARED = "claims"
@@ -96,11 +94,7 @@ class SweepPlan:
 
 
 def read_plan(folder: Path) -> SweepPlan:
-    """The plan of a sweep from its output directory.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The plan of a sweep from its output directory."""
     record = read_run(folder, PLAN)
     if record.get("kind") != "sweep":
         raise InputError(f"{folder / PLAN} is not the plan of a sweep (kind {record.get('kind')!r})")
@@ -113,13 +107,9 @@ def read_plan(folder: Path) -> SweepPlan:
 
 
 def run_cell(folder: Path, name: str) -> Status:
-    """Run a cell of the sweep in ``folder``, or go on with it from its newest whole checkpoint.
+    """Run a cell of the sweep in ``folder`` on the text of the sweep, or go on with it from its newest whole checkpoint.
 
-    A cell of a store that another process trains is waited for, however long that takes.
-
-    Raises:
-        InputError: no such sweep here, another process runs the cell of a sweep, or the text is not that of the sweep.
-        SinklabError: as :func:`~sinklab.training.train.run_training`.
+    A cell of a store that another process trains is waited for, however long that takes; one of a sweep is refused.
     """
     plan = read_plan(folder)
     print(f"--- process {os.getpid()} on {socket.gethostname()}, {datetime.datetime.now():%F %T}", file=sys.stderr, flush=True)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import signal
+import sys
+import threading
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -15,21 +21,157 @@ from rich.markup import escape
 from rich.table import Table
 
 from sinklab.configuration import with_overrides
-from sinklab.errors import ConfigurationError, InputError
-from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, text_of
+from sinklab.errors import ConfigurationError, InputError, SinklabError
+from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, run_cell, text_of
 from sinklab.jobs.estimate import SEEDS, estimate_metric
 from sinklab.jobs.grid import Cell, make_cells, short_label
-from sinklab.jobs.processes import Watch, run_processes, watching
+from sinklab.jobs.processes import GRACE, Watch, last_line, lasts, run_processes, watching
 from sinklab.results.folder import FolderLock, check_place, from_outside, is_partial
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
-from sinklab.training import progress as training_progress
+from sinklab.training import bookkeeping
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab.training.process import chosen_device, chosen_dtype, compiles, default_cache
 from sinklab.training.train import require_same_config
 
-__all__ = ["check_machine", "default_jobs", "prepare_texts", "run_local", "run_sweep", "run_waiting"]
+
+def import_ray() -> ModuleType:
+    """Ray, or how to install it."""
+    try:
+        import ray
+    except ImportError:
+        raise ConfigurationError("`ray` needs Ray, which is not installed; try: pip install 'sinklab[ray]'") from None
+    return ray
+
+
+def run_ray(plan: SweepPlan, names: Sequence[str], *, address: str, retries: int, watch: Watch) -> dict[str, str]:
+    """Run cells of a plan on the cluster at an address (or ``auto``), and give the errors of those that failed.
+
+    A task takes as many CPUs as its cell has threads, and a GPU where the cluster has some and the cell may use one. A task
+    whose worker or node dies, and one that fails with an error that may pass, is run again by Ray, from the last checkpoint, up
+    to ``retries`` times. An interrupt is raised after the running cells have stopped, each with a checkpoint.
+    """
+    ray = import_ray()
+    connected = ray.is_initialized()
+    if not connected:
+        try:
+            with _own_handler():
+                ray.init(address=address, log_to_driver=False, logging_level="error")
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"`ray` {address}: no Ray cluster answers ({' '.join(str(error).split())}); start one with 'ray start --head', "
+                "or leave out `ray` to run the cells on this machine"
+            ) from None
+    try:
+        return _run(ray, plan, {name: _resources(ray, plan, name) for name in names}, retries, watch)
+    finally:
+        if not connected:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_handler() -> Iterator[None]:
+    """Put the handler of SIGTERM back: Ray sets one that ends the process before a sweep has put anything in order."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _run(ray: ModuleType, plan: SweepPlan, resources: dict[str, dict[str, int]], retries: int, watch: Watch) -> dict[str, str]:
+    # A worker of its own for every cell, as with local processes: what one run leaves in its process, the next does not meet.
+    task = ray.remote(max_calls=1, max_retries=retries, retry_exceptions=True)(_task)
+    before = {name: _size(plan.log(name)) for name in resources}
+    tasks = {
+        task.options(name=name, **needs).remote(str(plan.folder), name, str(Path.cwd())): name
+        for name, needs in resources.items()
+    }
+    errors: dict[str, str] = {}
+    left = list(tasks)
+    try:
+        while left:
+            done, left = ray.wait(left, timeout=0.2)
+            for reference in done:
+                name = tasks[reference]
+                try:
+                    error = ray.get(reference)
+                except ray.exceptions.RayError as died:
+                    error = _reason(died)
+                end = plan.outcome(name)
+                if error is None and end is None:
+                    error = (
+                        f"its worker ended and {plan.folder / name / 'run.json'} does not say so; is it on a shared filesystem?"
+                    )
+                if error is not None:
+                    errors[name] = error
+                watch.ended(name, error or end or "", failed=error is not None)
+            for reference in left:
+                if _size(plan.log(tasks[reference])) > before[tasks[reference]]:
+                    watch.started(tasks[reference])
+            watch.tick(lambda name: last_line(plan.log(name)))
+    except BaseException:
+        watch.note("stopping the running cells with a checkpoint each; once more to stop at once")
+        with contextlib.suppress(KeyboardInterrupt):
+            for reference in left:
+                ray.cancel(reference)  # Ctrl-C in the worker, which pretrain answers with a checkpoint
+            ray.wait(left, num_returns=len(left), timeout=GRACE)
+        raise
+    return errors
+
+
+def _task(folder: str, name: str, directory: str) -> str | None:
+    """What a worker does: the error that ended the cell and would do so again, or nothing."""
+    plan = read_plan(Path(folder))
+    log = plan.log(name)
+    log.parent.mkdir(exist_ok=True)
+    with contextlib.chdir(directory), log.open("a", encoding="utf-8") as file, contextlib.redirect_stderr(file):
+        try:
+            status = run_cell(plan.folder, name)
+        except SinklabError as error:
+            sentence = " ".join(str(error).split())
+            print(f"error: {sentence}", file=sys.stderr)
+            return sentence
+        except BaseException as error:
+            traceback.print_exc()
+            if isinstance(error, Exception) and lasts(error):
+                return _sentence(error)
+            raise
+    if status == "stopped":
+        raise RuntimeError(f"cell {name} was stopped by a signal")  # Ray tries again, unless it was we who cancelled it
+    return None
+
+
+def _reason(died: Exception) -> str:
+    """The last line of what happened in a worker, or what became of it."""
+    cause = getattr(died, "cause", None)
+    if isinstance(cause, BaseException):
+        return _sentence(cause)
+    return f"{type(died).__name__}: {str(died).strip().splitlines()[0]}"
+
+
+def _sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _resources(ray: ModuleType, plan: SweepPlan, name: str) -> dict[str, int]:
+    """What a task takes, of which some node must have enough: Ray would wait for one for ever."""
+    training = plan.cells[name].config.training
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpu = training.device == "cuda" or (training.device == "auto" and any(node.get("GPU", 0) >= 1 for node in nodes))
+    if training.threads is None:
+        raise ConfigurationError(f"cell {name}: Ray must know how many threads it takes; set training.threads")
+    if not any(node.get("CPU", 0) >= training.threads and node.get("GPU", 0) >= gpu for node in nodes):
+        raise ConfigurationError(
+            f"cell {name} takes {training.threads} CPUs (training.threads) and {int(gpu)} GPUs, and no node has them"
+        )
+    return {"num_cpus": training.threads, "num_gpus": int(gpu)}
+
+
+def _size(path: Path) -> int:
+    return os.stat(path).st_size if path.exists() else 0
 
 
 def default_jobs(plan: SweepPlan) -> int:
@@ -44,13 +186,9 @@ def threads_of(plan: SweepPlan, name: str) -> int:
 
 
 def run_local(plan: SweepPlan, names: Sequence[str], *, jobs: int, retries: int, watch: Watch) -> dict[str, str]:
-    """Run cells of a plan, ``jobs`` at a time, and give the errors of those that failed.
+    """Run cells of a plan, ``jobs`` at a time, those that died up to ``retries`` times more; the errors of those that failed.
 
-    Args:
-        retries: how often a cell that died is run again, from its last checkpoint.
-
-    Raises:
-        KeyboardInterrupt: after the running cells have stopped, each with a checkpoint.
+    An interrupt is raised after the running cells have stopped, each with a checkpoint.
     """
     gpus = _gpus(plan)
     environments = {
@@ -164,14 +302,7 @@ def run_sweep(
 def run_waiting(
     plan: SweepPlan, wanted: Sequence[str] | None = None, *, jobs: int | None, retries: int, ray: str | None, progress: bool
 ) -> dict[str, str]:
-    """Run the cells of a plan that have not ended, here or on a cluster; the errors of those that failed.
-
-    Args:
-        wanted: names; all cells of the plan by default.
-
-    Raises:
-        KeyboardInterrupt: after all cells have stopped with a checkpoint.
-    """
+    """Run the cells of a plan (those ``wanted``) that have not ended, here or on a cluster; the errors of those that failed."""
     names = list(plan.cells) if wanted is None else list(wanted)
     left = [name for name in names if plan.outcome(name) is None]
     with watching(len(names), len(names) - len(left), wanted=progress) as watch:
@@ -180,7 +311,6 @@ def run_waiting(
             return {}
         if ray is None:
             return run_local(plan, left, jobs=jobs or default_jobs(plan), retries=retries, watch=watch)
-        from sinklab.jobs.ray_cluster import run_ray
 
         return run_ray(plan, left, address=ray, retries=retries, watch=watch)
 
@@ -229,29 +359,21 @@ def _texts_of_begun(
     return read
 
 
-def _with_dtype(cell: Cell, dtype: str) -> Cell:
-    return dataclasses.replace(cell, config=with_overrides(cell.config, [f"training.dtype={dtype}"]))
-
-
-def _in_one_dtype(cells: Mapping[str, Cell], out: Path) -> tuple[dict[str, Cell], str | None]:
+def _in_one_dtype(cells: dict[str, Cell], out: Path) -> tuple[dict[str, Cell], str | None]:
     """Cells that leave their dtype to the machine with that of the planned sweep, else with that of this machine."""
     left_open = [cell for cell in cells.values() if cell.config.training.dtype == "auto"]
     dtype = read_run(out, PLAN).get("dtype") if (out / PLAN).is_file() else None
     if left_open and dtype is None:
         # Cells for several devices have float32 where not all of these have instructions for bfloat16.
         dtype = min((chosen_dtype(cell.config) for cell in left_open), key=("float32", "bfloat16").index)
-    return {**cells, **{cell.name: _with_dtype(cell, dtype) for cell in left_open if dtype is not None}}, dtype
+    for cell in left_open:
+        cells[cell.name] = dataclasses.replace(cell, config=with_overrides(cell.config, [f"training.dtype={dtype}"]))
+    return cells, dtype
 
 
 def check_machine(cells: Mapping[str, Cell], ray: str | None) -> None:
-    """Refuse, before anything is prepared, what this machine cannot do in some cell.
-
-    Raises:
-        ConfigurationError: a device or a compiler that is not here, with the name of the cell; Ray, which is not installed.
-    """
+    """Refuse, before anything is prepared, what this machine cannot do in some cell, by its name."""
     if ray is not None:
-        from sinklab.jobs.ray_cluster import import_ray
-
         import_ray()
         return
     for cell in cells.values():
@@ -262,13 +384,9 @@ def check_machine(cells: Mapping[str, Cell], ray: str | None) -> None:
 
 
 def prepare_texts(cells: Mapping[str, Cell], cache: Path, progress: bool) -> dict[str, dict[str, str]]:
-    """Encode the text of all cells, each once, before several want it at the same time; the hashes of what they read.
-
-    Raises:
-        ConfigurationError, InputError: as :func:`~sinklab.training.data.prepare_data`, with the name of the cell.
-    """
+    """Encode the text of all cells, each once, before several want it at the same time; the hashes of what they read."""
     texts: dict[str, dict[str, str]] = {}
-    with training_progress.display(1, wanted=progress) as screen:
+    with bookkeeping.display(1, wanted=progress) as screen:
         for cell in cells.values():
             try:
                 texts[cell.name] = text_of(prepare_data(cell.config, cache, screen.preparing))

@@ -20,21 +20,6 @@ from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, declared
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = [
-    "LEAST_FOR_A_MEDIAN",
-    "SEEDS",
-    "Estimate",
-    "Method",
-    "estimate_counts",
-    "estimate_kind",
-    "estimate_mean",
-    "estimate_median",
-    "estimate_metric",
-    "estimate_ratio",
-    "estimate_share",
-    "on_arcsine_scale",
-]
-
 Method = Literal[
     "Student's t",
     "Student's t of logarithms",
@@ -76,13 +61,10 @@ class Estimate:
 
 
 def estimate_metric(name: str, values: Sequence[float], level: float = 0.95) -> Estimate:
-    """What values of a metric say together, by its declaration; of one that is declared nowhere that of a mean.
+    """What values of a metric, of three seeds or more, say together by its declaration; declared nowhere, that of a mean.
 
     Outcomes are counted. A number that is a ratio (a norm over that of others) is one. Rates are what is declared to lie from 0
     to the whole, and not what the values at hand happen to.
-
-    Args:
-        values: of three seeds or more.
     """
     metric = declared(name)
     if metric is None:
@@ -93,11 +75,7 @@ def estimate_metric(name: str, values: Sequence[float], level: float = 0.95) -> 
 def estimate_kind(
     values: Sequence[float], level: float, *, unit: str, range: tuple[float, float], outcome: bool, paired: bool = False
 ) -> Estimate:
-    """The same by the kind of number.
-
-    Args:
-        paired: whether the values are differences of two numbers of one seed.
-    """
+    """The same by the kind of number; ``paired`` values are differences of two numbers of one seed."""
     if outcome and all(value in (-1.0, 0.0, 1.0) for value in values):
         return estimate_counts(values, level, paired=paired)
     if unit == "ratio" and not paired:
@@ -110,11 +88,7 @@ def estimate_kind(
 
 
 def estimate_mean(values: Sequence[float], level: float = 0.95) -> Estimate:
-    """Mean and Student's t interval; of values that are all alike the interval of their median, if there are enough.
-
-    Args:
-        values: two or more.
-    """
+    """Mean and Student's t interval of two or more; of values all alike the interval of their median, if there are enough."""
     spread = statistics.stdev(values)
     if not spread:
         return estimate_median(values, level)
@@ -123,10 +97,9 @@ def estimate_mean(values: Sequence[float], level: float = 0.95) -> Estimate:
 
 
 def estimate_ratio(values: Sequence[float], level: float = 0.95) -> Estimate:
-    """Geometric mean, with the t interval of the logarithms: half and double are equally far from 1.
+    """Geometric mean of two or more, with the t interval of the logarithms: half and double are equally far from 1.
 
-    Args:
-        values: two or more; if one of them is not above 0, they are taken as they are.
+    Values of which one is not above 0 are taken as they are.
     """
     if min(values) <= 0:
         return estimate_mean(values, level)
@@ -137,16 +110,13 @@ def estimate_ratio(values: Sequence[float], level: float = 0.95) -> Estimate:
 
 
 def estimate_share(values: Sequence[float], whole: float, level: float = 0.95) -> Estimate:
-    """Mean of rates, with a t interval of that mean which is symmetric in the arcsine of its root and stays between the ends.
+    """Mean of rates from 0 to ``whole`` (1, or 100 for percent), two or more, with a t interval of that mean, symmetric in the
+    arcsine of its root and between the ends.
 
     The standard error is that of the mean, carried over by the slope of the arcsine there. The mean of the arcsines of single
     rates is another number, and a smaller one where some trainings have a sink and others none: of rates that are near 0 in
     seven of ten trainings and 25 % in the others, its interval from eight trainings lies below their mean in 24 % of draws,
     this one in 6 %.
-
-    Args:
-        values: two or more, from 0 to ``whole``.
-        whole: 1, or 100 for percent.
     """
     plain = estimate_mean(values, level)
     if plain.method != "Student's t" or plain.interval is None:
@@ -160,24 +130,18 @@ def estimate_share(values: Sequence[float], whole: float, level: float = 0.95) -
 
 
 def on_arcsine_scale(half: _Numbers, middle: _Numbers, whole: float) -> _Numbers:
-    """Half the width of an interval of a rate, as an angle: the slope of the arcsine of the root is that at the middle.
-
-    Args:
-        half, middle: in the unit of ``whole``; the middle between its ends, and at neither.
-    """
+    """Half the width of an interval of a rate (in the unit of ``whole``), as an angle: the slope of the arcsine of the root
+    is that at the middle, which is at neither end."""
     share = middle / whole
     return half / whole / (2 * (share * (1 - share)) ** 0.5)
 
 
 def estimate_counts(values: Sequence[float], level: float = 0.95, *, paired: bool = False) -> Estimate:
-    """Share of the seeds with 1, less that with -1, and an interval that holds its level for any number of seeds.
+    """Share of the seeds with 1, less that with -1 where ``paired``, and an interval that holds its level for any number of
+    seeds.
 
     Of values 0 and 1 it is that of Clopper and Pearson (1934, doi 10.1093/biomet/26.4.404). Of differences of two such numbers
     of one seed it comes from those of the shares of 1 and of -1, each at the level with which both hold together (Bonferroni).
-
-    Args:
-        values: each 0 or 1, paired -1, 0 or 1; at least one.
-        paired: whether they are differences.
     """
     count, ones, minus = len(values), sum(value == 1 for value in values), sum(value == -1 for value in values)
     middle = (ones - minus) / count
@@ -191,8 +155,7 @@ def estimate_counts(values: Sequence[float], level: float = 0.95, *, paired: boo
 def estimate_median(values: Sequence[float], level: float = 0.95) -> Estimate:
     """Median, and the two values between which that of the population lies with at least the level, whatever its distribution.
 
-    Args:
-        values: at least one. There is an interval from :data:`LEAST_FOR_A_MEDIAN` values on, at 95 %.
+    There is an interval from :data:`LEAST_FOR_A_MEDIAN` values on, at 95 %.
     """
     import scipy.special
 

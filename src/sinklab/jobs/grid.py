@@ -18,9 +18,7 @@ from yaml import YAMLError
 from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.training.config import PretrainingConfig
-from sinklab.training.token_cache import hash_key
-
-__all__ = ["ALIASES", "Cell", "field_path", "make_cells", "parse_grid", "short_label"]
+from sinklab.training.tokenizer import hash_key
 
 ALIASES = {
     "lr": "optimizer.learning_rate",
@@ -85,8 +83,18 @@ def make_cells(
     varied = {field_path(name): list(values) for name, values in grid.items()}
     if len(varied) < len(grid):
         raise ConfigurationError(f"the grid varies a field twice: {', '.join(grid)}")
-    _require_apart(varied, changes, seeds)
-    _require_values({**varied, "`seeds`": [0] if seeds is None else list(seeds)})
+    changed = {item.partition("=")[0] for item in changes}
+    if both := sorted(changed & varied.keys()):
+        raise ConfigurationError(f"{both[0]} is both set and varied; leave out one of `changes` and `grid`")
+    if seeds is not None and (both := sorted({"training.seed", "data.seed"} & (varied.keys() | changed))):
+        raise ConfigurationError(f"`seeds` sets {both[0]} too; leave out `seeds` or {both[0]}")
+    axes: dict[str, Sequence[object]] = {**varied, "`seeds`": [0] if seeds is None else list(seeds)}
+    for path, values in axes.items():
+        texts = [_text(value) for value in values]
+        if not texts:
+            raise ConfigurationError(f"{path} has no values to run")
+        if twice := [text for text in texts if texts.count(text) > 1]:
+            raise ConfigurationError(f"{path} has the value {twice[0]} twice")
     cells: list[Cell] = []
     by_config: dict[str, str] = {}
     for seed in [None] if seeds is None else seeds:
@@ -97,28 +105,6 @@ def make_cells(
                 raise ConfigurationError(f"cells {twin} and {cell.name} are one configuration; leave one of the two values out")
             cells.append(cell)
     return cells
-
-
-def _require_apart(varied: Mapping[str, object], changes: Sequence[str], seeds: Sequence[int] | None) -> None:
-    """Refuse a field that is varied, changed or set by ``seeds``, and another of these too."""
-    changed = {item.partition("=")[0] for item in changes}
-    both = sorted(changed & varied.keys())
-    if both:
-        raise ConfigurationError(f"{both[0]} is both set and varied; leave out one of `changes` and `grid`")
-    both = sorted({"training.seed", "data.seed"} & (varied.keys() | changed))
-    if both and seeds is not None:
-        raise ConfigurationError(f"`seeds` sets {both[0]} too; leave out `seeds` or {both[0]}")
-
-
-def _require_values(axes: Mapping[str, Sequence[object]]) -> None:
-    """Refuse a field without a value, or with one of them twice."""
-    for path, values in axes.items():
-        texts = [_text(value) for value in values]
-        if not texts:
-            raise ConfigurationError(f"{path} has no values to run")
-        for text in texts:
-            if texts.count(text) > 1:
-                raise ConfigurationError(f"{path} has the value {text} twice")
 
 
 def _cell(config: PretrainingConfig, settings: dict[str, object], seed: int | None, changes: Sequence[str]) -> Cell:
@@ -133,11 +119,7 @@ def _cell(config: PretrainingConfig, settings: dict[str, object], seed: int | No
 
 
 def parse_grid(items: Sequence[str]) -> dict[str, list[object]]:
-    """``path=value,value,…`` of the command line as field to values; values are YAML, so lists and dictionaries work.
-
-    Raises:
-        ConfigurationError: no equals sign, no values, no YAML, no such field, or a field twice.
-    """
+    """``path=value,value,…`` of the command line as field to values; values are YAML, so lists and dictionaries work."""
     grid: dict[str, list[object]] = {}
     for item in items:
         name, equals, text = item.partition("=")
@@ -159,12 +141,7 @@ def parse_grid(items: Sequence[str]) -> dict[str, list[object]]:
 def field_path(name: str, values: Sequence[object] = ()) -> str:
     """The dotted path of the field that ``name`` means: the path itself, an alias, or its last parts where that is one field.
 
-    Args:
-        values: that the field is to take: an alias of a field inside another, such as ``operation``, names the outer one when
-            they are dictionaries.
-
-    Raises:
-        ConfigurationError: no field, or several.
+    An alias of a field inside another, such as ``operation``, names the outer one when the ``values`` are dictionaries.
     """
     known = _fields(PretrainingConfig)
     alias = ALIASES.get(name)

@@ -17,11 +17,8 @@ BYTES_OF_LAYER = 25_000
 
 
 class Architecture(Section):
-    """A decoder. The defaults are LLaMA style: rotary positions, pre-norm RMSNorm, SwiGLU, no biases.
-
-    Raises:
-        ConfigurationError: fields that cannot go together; the message says which and why.
-    """
+    """A decoder of fields that go together. The defaults are LLaMA style: rotary positions, pre-norm RMSNorm, SwiGLU, no
+    biases."""
 
     vocab_size: int = Field(2048, ge=2, description="number of token ids; 'sinklab pretrain' sets it from the tokenizer")
     hidden_size: int = Field(128, ge=1, description="width of the residual stream")

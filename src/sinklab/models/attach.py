@@ -203,7 +203,14 @@ def save_model(
         if not isinstance(getattr(model, "model", None), nn.Module):
             require_module(model)
         model, tokenizer = model.model, tokenizer or model.tokenizer
-    _require_no_adapters(model)
+    adapted_part = next((name for name, module in model.named_modules() if of_peft(module)), None)
+    if adapted_part is not None:
+        # transformers would save the adapters alone, or the maps under the names of what is round them.
+        where = f", first {adapted_part}," if adapted_part else ""
+        raise ConfigurationError(
+            f"this {type(model).__name__} has adapters of PEFT{where} which an ordinary checkpoint does not hold: put them "
+            "into its weights with merge_and_unload() of the PEFT model and save what that gives"
+        )
     _require_recorded(model)
     if Path(folder).is_file():  # which transformers says in a log, and saves nothing
         raise InputError(f"{folder} is a file; give the directory that the checkpoint goes to")
@@ -212,17 +219,6 @@ def save_model(
         model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-
-def _require_no_adapters(model: PreTrainedModel) -> None:
-    """Refuse a model of which transformers would save the adapters alone, or the maps under the names of what is round them."""
-    adapted_part = next((name for name, module in model.named_modules() if of_peft(module)), None)
-    if adapted_part is not None:
-        where = f", first {adapted_part}," if adapted_part else ""
-        raise ConfigurationError(
-            f"this {type(model).__name__} has adapters of PEFT{where} which an ordinary checkpoint does not hold: put them "
-            "into its weights with merge_and_unload() of the PEFT model and save what that gives"
-        )
 
 
 def _require_recorded(model: PreTrainedModel) -> None:
@@ -234,22 +230,17 @@ def _require_recorded(model: PreTrainedModel) -> None:
             continue
         implementation, recorded = part.config._attn_implementation, getattr(part.config, CONFIG_FIELD, None)
         if recorded is not None:
-            raise ConfigurationError(_of_a_part(model, path, recorded))
+            raise ConfigurationError(
+                f"operation {recorded['operation']['name']!r} is attached to {path} alone, which the config of this "
+                f"{type(model).__name__} does not say: it would be loaded as softmax. Save the part by itself, "
+                f"save_model(model.{path}, …), or attach the operation to the whole model (`example` has what all of it reads)"
+            )
         if isinstance(implementation, str) and implementation.startswith(seam.implementation_name("")):
             of = f", in {path}," if path else ""
             raise ConfigurationError(
                 f"this {type(model).__name__} runs {implementation!r}{of} by name alone, which a checkpoint does not keep; "
                 "use sinklab.attach(model, operation)"
             )
-
-
-def _of_a_part(model: PreTrainedModel, path: str, recorded: Mapping[str, Any]) -> str:
-    """Why a model comes back as softmax of which one part has an operation, and what to do."""
-    return (
-        f"operation {recorded['operation']['name']!r} is attached to {path} alone, which the config of this "
-        f"{type(model).__name__} does not say: it would be loaded as softmax. Save the part by itself, "
-        f"save_model(model.{path}, …), or attach the operation to the whole model (`example` has what all of it reads)"
-    )
 
 
 def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
@@ -270,12 +261,7 @@ def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
 
 
 def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
-    """Attach the operation that a checkpoint's config names, and read its parameters.
-
-    Raises:
-        InputError: parameters of the operation are missing in the checkpoint, or of another shape; or its config says shapes of
-            heads that are none.
-    """
+    """Attach the operation that a checkpoint's config names, and read its parameters; missing or misshapen ones are refused."""
     recorded = getattr(model.config, CONFIG_FIELD, None)
     if recorded is None:
         return model

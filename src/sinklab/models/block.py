@@ -101,12 +101,7 @@ AutoConfig.register("sinklm", SinkLMConfig)
 
 
 class Norm(nn.Module):
-    """A norm over the last axis with a learned ``weight``; what comes out has the dtype of the weight.
-
-    Args:
-        size: size of the last axis.
-        eps: added before the root, where there is one.
-    """
+    """A norm over the last axis of ``size`` with a learned ``weight``, whose dtype comes out; ``eps`` is added under a root."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()

@@ -61,12 +61,7 @@ BUSY = 429
 
 
 class OwnCode(InputError):
-    """A checkpoint that brings its own model code.
-
-    Args:
-        name: of the checkpoint.
-        end: of the sentence that sinklab does not run it: what can be done.
-    """
+    """The checkpoint ``name`` brings its own model code; ``end`` is of the sentence that sinklab does not run it."""
 
     def __init__(self, name: str, end: str) -> None:
         super().__init__(f"{name} brings its own model code (auto_map in config.json), which sinklab does not run {end}")
@@ -78,25 +73,15 @@ class OwnCode(InputError):
 
 @dataclasses.dataclass(frozen=True)
 class TensorHeader:
-    """What a safetensors file says of a tensor before its numbers are read.
-
-    Attributes:
-        dtype: as the format writes it: ``F32``, ``BF16``, ``I32``, ``F8_E4M3``, …
-        shape: its dimensions.
-    """
+    """Shape and dtype, as the format writes it (``F32``, ``I32``, ``F8_E4M3``), of a tensor before its numbers are read."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 class Located(NamedTuple):
-    """Where a checkpoint is.
-
-    Attributes:
-        folder: local directory of its files.
-        commit: of the hub repository that they were fetched from.
-        gguf: the one file that holds all of it, where it is of that format.
-    """
+    """Where a checkpoint is: its local folder, the hub's commit it was fetched from, and the one GGUF file that holds it, if
+    any."""
 
     folder: Path
     commit: str | None = None
@@ -200,12 +185,7 @@ def _meant(name: str) -> str:
 
 
 def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedConfig:
-    """The config of a model directory.
-
-    Raises:
-        InputError: missing or damaged, or it asks for code that comes with the checkpoint.
-        UnsupportedModelError: an architecture that this transformers version does not know.
-    """
+    """The config of a model directory; refuses a damaged one, one that asks for code of its own, and unknown architectures."""
     path = folder / "config.json"
     if not path.exists():
         if (folder / "adapter_config.json").is_file():
@@ -243,11 +223,7 @@ def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedC
 
 
 def weight_files(folder: Path, name: str) -> list[Path]:
-    """The safetensors files of the checkpoint, each opened once so that a damaged one is named.
-
-    Raises:
-        InputError: none, only under another name, some missing or damaged, or only pickles.
-    """
+    """The safetensors files of the checkpoint, each opened once so that a damaged or missing one is named."""
     index = folder / INDEX
     if (folder / WEIGHTS).exists():
         files = [folder / WEIGHTS]
@@ -291,11 +267,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
-    """Dtype and shape of every tensor in safetensors files, by name; no numbers are read.
-
-    Raises:
-        InputError: a damaged file, or one that may not be read.
-    """
+    """Dtype and shape of every tensor in safetensors files, by name; no numbers are read, and a damaged file is refused."""
     headers: dict[str, TensorHeader] = {}
     for path in files:
         try:
@@ -347,14 +319,7 @@ NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def require_fit(name: str, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
-    """Refuse a model of which tensors were missing, or of another shape, so that they are random numbers now.
-
-    Args:
-        report: what ``from_pretrained(output_loading_info=True)`` gives.
-
-    Raises:
-        InputError: naming the first of them.
-    """
+    """Refuse a model with tensors of random numbers: missing or misshapen, as ``output_loading_info`` reports them."""
     kind = type(model).__name__
     if wrong := sorted(report["mismatched_keys"], key=lambda entry: str(entry[0])):
         key, stored, built = wrong[0]
@@ -370,11 +335,7 @@ def require_fit(name: str, model: PreTrainedModel, report: Mapping[str, Any]) ->
 
 
 def read_gguf_config(gguf: Gguf, name: str) -> PreTrainedConfig:
-    """The config that transformers makes of the metadata of a GGUF file.
-
-    Raises:
-        UnsupportedModelError: it makes none.
-    """
+    """The config that transformers makes of the metadata of a GGUF file; refused where it makes none."""
     try:
         config = AutoConfig.from_pretrained(gguf.path.parent, gguf_file=gguf.path.name)
         config.dtype = {"F16": torch.float16, "BF16": torch.bfloat16}.get(gguf.half or "", torch.float32)
@@ -389,11 +350,7 @@ def read_gguf_config(gguf: Gguf, name: str) -> PreTrainedConfig:
 
 
 def require_all_read(name: str, model: PreTrainedModel, gguf: Gguf) -> None:
-    """Refuse a model that has fewer or more numbers than its GGUF file: transformers passes over tensors that it does not map.
-
-    Raises:
-        UnsupportedModelError: saying how many.
-    """
+    """Refuse a model of fewer or more numbers than its GGUF file: transformers passes over tensors that it does not map."""
     parameters = dict(model.named_parameters(remove_duplicate=False)).keys()
     buffers = [tensor for key, tensor in model.state_dict().items() if key not in parameters]
     if (read := sum(tensor.numel() for tensor in (*model.parameters(), *buffers))) != gguf.numbers:
@@ -406,11 +363,8 @@ def require_all_read(name: str, model: PreTrainedModel, gguf: Gguf) -> None:
 def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, TensorHeader]) -> None:
     """Refuse weights whose dtype is not that of weights: transformers casts integers, truth values, and complex numbers too.
 
-    Tensors that the model does not have, and those that are whole numbers in the model too (tables of positions, masks), may
-    be of any dtype; and so may those of a quantised checkpoint, which transformers reads with their scales.
-
-    Raises:
-        InputError: naming tensor and dtype.
+    Tensors that the model does not have, and those that are whole numbers in the model too (tables of positions, masks), may be
+    of any dtype; and so may those of a quantised checkpoint, which transformers reads with their scales.
     """
     if getattr(model.config, "quantization_config", None) is not None:
         return

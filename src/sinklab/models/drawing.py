@@ -48,19 +48,11 @@ def reading_part(loaded: LoadedModel) -> LoadedModel:
 
 
 def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
-    """Samples of an encoder–decoder.
+    """Samples of an encoder–decoder, of at most ``seq_len`` tokens on each side.
 
-    Of a corpus of pairs, each text with the tokens that the tokenizer puts round it, cut to ``seq_len`` and padded to the
-    longest; padding is masked on both sides. Of any other, the target is the continuation: of twice as many tokens the first
-    half is the source and the second half the target, which has no closing token, since its text goes on.
-
-    Args:
-        seq_len: tokens of each side at most.
-        bos: put the tokens round the source that the model has with ``bos`` alone.
-
-    Raises:
-        ConfigurationError: no token to begin a target with, or to pad with; ``bos`` of a model without such a token.
-        InputError: fewer pairs than asked for; a model without a tokenizer.
+    Of a corpus of pairs, each text with the tokens that the tokenizer puts round it (or the model has with ``bos`` alone), cut
+    and padded to the longest; padding is masked on both sides. Of any other, the target is the continuation: of twice as many
+    tokens the first half is the source and the second half the target, which has no closing token, since its text goes on.
     """
     if "pairs" in corpus.kinds:
         return _drawn_pairs(loaded, corpus, seq_len, samples, seed, bos)
@@ -91,11 +83,13 @@ def _drawn_pairs(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int
         raise InputError(f"corpus {corpus.label!r} holds {len(pairs)} of {samples} pairs; lower `samples`")
     cut = 0
     sources, targets = [], []
+    front, back = loaded.encoder.frame(bos)
     for source_text, target_text in pairs:
-        (framed, is_cut), target = _framed(loaded, source_text, seq_len, bos), _target(loaded, target_text)
-        sources.append(framed)
+        whole, target = loaded.encoder.encode(source_text), _target(loaded, target_text)
+        ids = whole[: max(0, seq_len - len(front) - len(back))]
+        sources.append([*front, *ids, *back] if ids else [])
         targets.append(target[:seq_len])
-        cut += is_cut + (len(target) > seq_len)
+        cut += (len(ids) < len(whole)) + (len(target) > seq_len)
     for name, rows in (("source", sources), ("target", targets)):
         if empty := [number for number, row in enumerate(rows) if not row]:
             raise InputError(f"the tokenizer makes no token of the {name} {pairs[empty[0]][name == 'target'][:40]!r}")
@@ -123,9 +117,6 @@ def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:
     """What the decoder reads while it predicts the labels: the token that begins a target, then the labels up to the last.
 
     By the model's own function, since some begin with the end of the target (mBART).
-
-    Raises:
-        ConfigurationError: the model has no ``decoder_start_token_id``.
     """
     try:
         if hasattr(model, "prepare_decoder_input_ids_from_labels"):
@@ -155,14 +146,6 @@ def _bare(loaded: LoadedModel) -> Encoder:
 
 def _repeated(ids: tuple[int, ...], samples: int) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64).expand(samples, -1)
-
-
-def _framed(loaded: LoadedModel, text: str, seq_len: int, bos: bool) -> tuple[list[int], bool]:
-    """Ids of a source with the tokens round it, and whether it was cut for them to be ``seq_len``."""
-    front, back = loaded.encoder.frame(bos)
-    whole = loaded.encoder.encode(text)
-    ids = whole[: max(0, seq_len - len(front) - len(back))]
-    return ([*front, *ids, *back] if ids else []), len(ids) < len(whole)
 
 
 def _target(loaded: LoadedModel, text: str) -> list[int]:

@@ -35,12 +35,7 @@ def embedded_names() -> list[str]:
 
 
 def embedded_path(name: str) -> Path:
-    """Directory of an embedded model: in the package, or of a further training below ``$SINKLAB_EMBEDDED``.
-
-    Raises:
-        UnknownNameError: no such embedded model; the message lists those that are there, and says how one from a further seed
-            is made.
-    """
+    """Directory of an embedded model: in the package, or of a further training below ``$SINKLAB_EMBEDDED``."""
     names = embedded_names()
     if name in names:
         return FOLDER / name.removeprefix(PREFIX)

@@ -71,11 +71,8 @@ class Gguf:
 
 
 def local_gguf(name: str | Path) -> Path | None:
-    """The GGUF file that a path means: itself, or the one in a directory without safetensors; ``None`` where it means none.
-
-    Raises:
-        InputError: a directory with several.
-    """
+    """The GGUF file that a path means: itself, or the only one in a directory without safetensors; ``None`` where it means
+    none."""
     path = Path(name).expanduser()
     if path.is_file():
         return path if path.suffix == ".gguf" else None
@@ -94,23 +91,13 @@ def in_repository(name: str) -> tuple[str, str] | None:
 
 
 def require_package(name: str | Path) -> None:
-    """Refuse a file while nothing is there that can unpack it.
-
-    Raises:
-        ConfigurationError: the package ``gguf`` is not installed.
-    """
+    """Refuse a file while the package ``gguf``, which unpacks it, is not installed."""
     if importlib.util.find_spec("gguf") is None:
         raise ConfigurationError(f"{name} needs the package gguf, which is not installed: pip install 'sinklab[gguf]'")
 
 
 def read_gguf(path: Path) -> Gguf:
-    """The header of a file, after checking that all of its tensors are there and of types that can be unpacked.
-
-    Raises:
-        ConfigurationError: the package ``gguf`` is not installed.
-        InputError: no GGUF file, a truncated one, or one of several parts.
-        UnsupportedModelError: an architecture, or a type of tensors, that nobody reads.
-    """
+    """The header of a file, after checking that all of its tensors are there, in one part, and can be unpacked."""
     require_package(path)
     from gguf.constants import MODEL_ARCH_NAMES, LlamaFileType
 

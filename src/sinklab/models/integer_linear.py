@@ -56,11 +56,7 @@ class Grid:
 
 
 def symmetric_grid(largest: Tensor, bits: int) -> Grid:
-    """``2^bits - 1`` values around 0, the outer ones at ``largest``.
-
-    Args:
-        largest: absolute values, 0 or more; a tensor of one number, or of one for each grid, such as ``(rows, 1)``.
-    """
+    """``2^bits - 1`` values around 0, the outer ones at ``largest``: absolute values, one, or one a grid (``(rows, 1)``)."""
     most = 2 ** (bits - 1) - 1
     scale = _positive(largest.float() / most)
     return Grid(scale, torch.zeros_like(scale, dtype=torch.int32), -most, most)
@@ -82,13 +78,9 @@ def _positive(scale: Tensor) -> Tensor:
 
 
 class RunningGrid:
-    """An affine grid whose range follows a running minimum and maximum of what it is shown, until observing ends.
+    """An affine grid of ``bits`` whose range follows a running minimum and maximum of what it is shown, until observing ends.
 
     Values are on the grid already while the range is estimated, as in the release of Bondarenko et al. 2023 (arXiv 2306.12929).
-
-    Args:
-        bits: of the codes.
-        momentum: of the running minimum and maximum.
     """
 
     def __init__(self, bits: int, momentum: float) -> None:
@@ -179,15 +171,10 @@ class LinearCodes:
 
 
 class QuantizedLinear(nn.Module):
-    """A linear map that is computed as its ``setting`` says, and as it was where that is ``None``.
+    """A linear map computed as its ``setting`` says, and as it was where that is ``None``; of as many inputs as int32 can add
+    up.
 
     It takes the place of an ``nn.Linear`` or a ``Conv1D`` and has its parameters.
-
-    Attributes:
-        setting: see :class:`LinearSetting`.
-
-    Raises:
-        UnsupportedModelError: more inputs than int32 can add up.
     """
 
     def __init__(self, linear: nn.Linear | Conv1D, name: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import math
 import os
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed
@@ -42,16 +44,105 @@ from sinklab.models.gguf_file import parsed_once, read_gguf, unpacked
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.losses import is_causal_lm
 from sinklab.models.quiet import only_errors, without_bars
-from sinklab.models.spread import MaxMemory, read_spread
 from sinklab.models.tokenizer import Processor, kind_of, load_processor, load_tokenizer
 from sinklab.registry import operations
 from sinklab.results.progress import is_quiet
+
+__all__ = [
+    "DTYPES",
+    "LoadedModel",
+    "MaxMemory",
+    "Spread",
+    "device_named",
+    "hash_weights",
+    "load_model",
+    "num_parameters",
+    "opened",
+    "read_spread",
+    "require_as_it_is",
+    "wrap_model",
+]
+
+MaxMemory: TypeAlias = str | Mapping[str | int, str | int]
+
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Device maps that transformers works out itself."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Where the weights of a model that is being loaded go.
+
+    Attributes:
+        device: the device, or the kind of it, that most is computed on; decides what ``dtype`` auto is.
+        options: for ``from_pretrained``; empty where the model is loaded as a whole and then moved to ``device``.
+    """
+
+    device: torch.device
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+def read_spread(device: str, device_map: str | None, max_memory: MaxMemory | None, offload_folder: Path | str | None) -> Spread:
+    """What the arguments of :func:`~sinklab.models.loading.load_model` ask for; those that exclude each other are refused."""
+    if device != "auto" and device_map is not None:
+        raise ConfigurationError("`device` and `device_map` each say where the model goes; give one of them")
+    extra = {"max_memory": max_memory is not None, "offload_folder": offload_folder is not None}
+    if device_map is None and (lone := [key for key, value in extra.items() if value]):
+        raise ConfigurationError(f"`{lone[0]}` is about a model that is spread; give `device_map` too, such as auto")
+    if device_map is None:
+        return Spread(device_named(device))
+    if importlib.util.find_spec("accelerate") is None:
+        raise ConfigurationError("`device_map` needs accelerate, which is not installed: pip install accelerate")
+    if device_map not in STRATEGIES:
+        raise ConfigurationError(
+            f"there is no `device_map` {device_map!r}; it is {', '.join(STRATEGIES)}. One device is `device`; for a place of "
+            "each module, load the model with transformers and give it to wrap_model"
+        )
+    options: dict[str, object] = {"device_map": device_map}
+    if max_memory is not None:
+        options["max_memory"] = _read_memory(max_memory)
+    if offload_folder is not None:
+        options["offload_folder"] = str(offload_folder)
+    return Spread(device_named("auto"), options)
+
+
+def device_named(name: str) -> torch.device:
+    """The device, which must be there; ``auto`` is CUDA if there is any, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(int(name) if name.isdecimal() else name)
+    except RuntimeError:
+        raise ConfigurationError(f"there is no device {name!r}; `device` is auto, cpu, cuda, cuda:1, mps, …") from None
+    accelerators = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
+    if device.type != "cpu" and not (device.type in accelerators and accelerators[device.type].is_available()):
+        raise ConfigurationError(f"this machine's torch {torch.__version__} has no {device.type} device; use `device` cpu")
+    if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigurationError(f"there is no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _read_memory(max_memory: MaxMemory) -> dict[str | int, str | int]:
+    if isinstance(max_memory, str):
+        parts = [part.partition("=") for part in max_memory.split(",")]
+        max_memory = {place.strip(): size.strip() for place, _, size in parts}
+    found: dict[str | int, str | int] = {}
+    for place, size in max_memory.items():
+        key = int(place) if str(place).isdecimal() else place
+        if not (isinstance(size, int) or re.fullmatch(r"(?i)\d+(\.\d+)?\s*([KMGT]I?B)", str(size))):
+            raise ConfigurationError(
+                f"`max_memory` of {place!r} is {size!r}; expected places and sizes such as 0=20GiB,cpu=64GiB"
+            )
+        if not isinstance(key, int) and key not in ("cpu", "disk", "mps"):
+            raise ConfigurationError(f"`max_memory` names {place!r}; a place is the number of a GPU, cpu, or mps")
+        found[key] = size if isinstance(size, int) else re.sub(r"\s", "", size)
+    return found
+
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-__all__ = ["DTYPES", "LoadedModel", "hash_weights", "load_model", "num_parameters", "opened", "require_as_it_is", "wrap_model"]
 
 DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -156,7 +247,10 @@ def load_model(
         raise InputError(f"the name of a model is a text or a path, and this is of {type(name).__name__}{in_memory}")
     name, device = os.fspath(name), str(device)  # a torch.device by its name
     spread = read_spread(device, device_map, max_memory, offload_folder)
-    _check_dtype(dtype, spread.device)
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigurationError(f"there is no dtype {dtype!r}; `dtype` is auto, {', '.join(DTYPES)}")
+    if dtype == "float16" and spread.device.type == "cpu":
+        raise ConfigurationError("float16 on the CPU is slow and overflows; use `dtype` float32 or bfloat16")
     if attn_implementation is not None and attn_implementation.startswith(implementation_name("")):
         register_operation(operations[attn_implementation.removeprefix(implementation_name(""))]())
     folder, commit, path = locate(name, revision, trust_remote_code)
@@ -249,13 +343,6 @@ def hash_weights(model: nn.Module) -> str:
             digest.update(key.encode())
             digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return f"sha256-{digest.hexdigest()[:16]}"
-
-
-def _check_dtype(name: str, device: torch.device) -> None:
-    if name not in ("auto", *DTYPES):
-        raise ConfigurationError(f"there is no dtype {name!r}; `dtype` is auto, {', '.join(DTYPES)}")
-    if name == "float16" and device.type == "cpu":
-        raise ConfigurationError("float16 on the CPU is slow and overflows; use `dtype` float32 or bfloat16")
 
 
 def _dtype(name: str, device: torch.device, config: PreTrainedConfig, files: list[Path]) -> torch.dtype:
@@ -378,7 +465,9 @@ def _rows(model: PreTrainedModel) -> int:
 
 def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Encoder:
     config, rows = model.config.get_text_config(), _rows(model)
-    bos = _declared_bos(config, rows)
+    bos = getattr(config, "bos_token_id", None)
+    bos = bos[0] if isinstance(bos, list) else bos
+    bos = None if bos is None or bos >= rows else int(bos)  # past the vocabulary it is a default of the config's class
     if tokenizer is None:
         special = [getattr(config, f"{role}_token_id", None) for role in ("bos", "eos", "pad")]
         flat = [token for entry in special for token in (entry if isinstance(entry, list) else [entry]) if token is not None]
@@ -408,13 +497,6 @@ def _encoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
     )
 
 
-def _declared_bos(config: PreTrainedConfig, rows: int) -> int | None:
-    """The beginning-of-sequence token of a config; ``None`` where that is past the vocabulary, as a default of its class."""
-    bos = getattr(config, "bos_token_id", None)
-    bos = bos[0] if isinstance(bos, list) else bos
-    return None if bos is None or bos >= rows else int(bos)
-
-
 def _frame(tokenizer: PreTrainedTokenizerBase, rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids that a tokenizer puts in front of a text and behind it; none where that cannot be seen, or the model lacks them."""
     try:
@@ -441,14 +523,7 @@ def _operation(model: PreTrainedModel) -> str:
 
 
 def opened(model: str | LoadedModel | PreTrainedModel, **options: Any) -> LoadedModel:
-    """The model, loaded if it was named.
-
-    Args:
-        options: of :func:`~sinklab.models.loading.load_model`.
-
-    Raises:
-        ConfigurationError: the model is in memory, and an option asks for what it is not.
-    """
+    """The model, loaded with these options if it was named; one in memory must be what they ask for."""
     if isinstance(model, str):
         loaded = load_model(model, **options)
         if uses_returned(loaded.model) and loaded.model.config._attn_implementation != "eager":
@@ -469,19 +544,11 @@ def require_as_it_is(
     trust_remote_code: bool = False,
     **placing: object,
 ) -> None:
-    """Refuse options of loading that ask of a model in memory for what it is not, and would have no effect.
-
-    Args:
-        placed: the model; of a module that is none of transformers, a parameter of it.
-        trust_remote_code: a permission, which asks for nothing.
-        placing: ``device_map`` and what belongs to it.
-
-    Raises:
-        ConfigurationError: one does; says what the model is.
-    """
+    """Refuse options of loading that ask of a model in memory (or a parameter of it) for what it is not, and would have no
+    effect."""
     known = placed.revision if isinstance(placed, LoadedModel) else None
     without_effect = {
-        "device": None if device == "auto" or _is_at(placed.device, device) else device,
+        "device": None if device == "auto" or device in (str(placed.device), placed.device.type) else device,
         "dtype": None if dtype == "auto" or f"torch.{dtype}" == str(placed.dtype) else dtype,
         "revision": None if revision == known else revision,
         **placing,
@@ -493,8 +560,3 @@ def require_as_it_is(
                 f"`{name}` {value} has no effect on a model in memory, which is {placed.dtype} on {placed.device}: {to_do}, or "
                 "leave it out"
             )
-
-
-def _is_at(device: torch.device, name: str) -> bool:
-    """Whether a device is the one of a name, ``cuda`` being any of its kind."""
-    return name in (str(device), device.type)

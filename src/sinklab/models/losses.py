@@ -77,11 +77,7 @@ def loss_kind(model: nn.Module) -> LossKind | None:
 
 
 def guess_warning(model: nn.Module, loss: float | None, *, text: str = "") -> str:
-    """A sentence where a loss over tokens, in nats, is above that of a guess among all of them; empty otherwise.
-
-    Args:
-        text: what it was measured on, where there are several.
-    """
+    """A sentence where a loss over tokens (of ``text``), in nats, is above that of a guess among all; empty otherwise."""
     config = getattr(model, "config", None)
     words = getattr(config.get_text_config(), "vocab_size", None) if isinstance(config, PreTrainedConfig) else None
     if loss is None or loss_kind(model) in (None, "class") or not isinstance(words, int) or not loss > math.log(max(words, 1)):

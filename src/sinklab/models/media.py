@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -29,12 +29,7 @@ Medium = TypeVar("Medium", Picture, Recording)
 
 
 def draw_pictures(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: int) -> Samples:
-    """Pictures as the model reads them, with what it sees of each to look at.
-
-    Raises:
-        InputError: no processor, too few pictures, one that cannot be read, or a class that the model has not.
-        UnsupportedModelError: a model of videos.
-    """
+    """Pictures as the model reads them, with what it sees of each to look at; models of videos are refused."""
     model, config = loaded.model, loaded.model.config
     if hasattr(config, "tubelet_size") or hasattr(config, "num_frames"):
         raise UnsupportedModelError(
@@ -74,15 +69,7 @@ def draw_pictures(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: in
 
 
 def draw_recordings(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: int, seed: int) -> Samples:
-    """Recordings as the model reads them.
-
-    Args:
-        seq_len: frames of a sample, for models that read any length; others have their own.
-
-    Raises:
-        InputError: no processor, too few recordings, one that cannot be read, or a class that the model has not.
-        ConfigurationError: no sound has so few frames.
-    """
+    """Recordings as the model reads them, of ``seq_len`` frames for models that read any length; others have their own."""
     model = loaded.model
     processor = _processor(loaded, "sound")
     rate = int(getattr(processor, "sampling_rate", 16_000))
@@ -160,16 +147,15 @@ def _visible(pixels: Tensor, processor: Processor) -> Tensor | None:
         return None
     values = pixels.float()
     if getattr(processor, "do_normalize", False):
-        mean, std = (torch.tensor(_three(getattr(processor, name))).view(1, -1, 1, 1) for name in ("image_mean", "image_std"))
+        mean, std = (
+            torch.tensor(np.atleast_1d(np.asarray(getattr(processor, name), dtype=np.float32))).view(1, -1, 1, 1)
+            for name in ("image_mean", "image_std")
+        )
         values = values * std + mean
     if getattr(processor, "do_rescale", False):
         values = values / float(getattr(processor, "rescale_factor", 1 / 255))
     shown = values.clamp(0, 255).round().to(torch.uint8).permute(0, 2, 3, 1)
     return shown.expand(-1, -1, -1, 3).contiguous()
-
-
-def _three(values: float | Sequence[float]) -> Sequence[float]:
-    return np.atleast_1d(np.asarray(values, dtype=np.float32)).tolist()
 
 
 def _numbers(model: PreTrainedModel, processor: Processor, rate: int, seq_len: int) -> int:

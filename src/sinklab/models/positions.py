@@ -172,11 +172,7 @@ def _tables_of_text(model: PreTrainedModel) -> list[nn.Embedding]:
 
 
 def require_positions(model: PreTrainedModel, length: int) -> None:
-    """Refuse a text that is longer than a table of positions, where torch reports an index and a GPU is lost to the process.
-
-    Raises:
-        ConfigurationError: it is.
-    """
+    """Refuse a text that is longer than a table of positions, where torch reports an index and a GPU is lost to the process."""
     table = learned_positions(model)
     if table is not None and length > table:
         raise ConfigurationError(
@@ -186,11 +182,7 @@ def require_positions(model: PreTrainedModel, length: int) -> None:
 
 
 def require_lengths(model: PreTrainedModel, samples: Samples) -> None:
-    """:func:`require_positions` of samples that somebody gives: of texts and of both sides of pairs.
-
-    Raises:
-        ConfigurationError: one is longer than the table.
-    """
+    """:func:`require_positions` of samples that somebody gives: of texts and of both sides of pairs."""
     for name in ("input_ids", "decoder_input_ids"):
         if (tokens := samples.arguments.get(name)) is not None:
             require_positions(model, tokens.shape[1])

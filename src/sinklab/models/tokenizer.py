@@ -39,12 +39,7 @@ FILES = (
 def load_tokenizer(
     folder: Path, name: str, trust_remote_code: bool, gguf: Gguf | None = None
 ) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model directory, or of a GGUF file; ``None`` where there is none.
-
-    Raises:
-        InputError: it cannot be loaded.
-        UnsupportedModelError: it needs a package that is not installed.
-    """
+    """The tokenizer of a model directory, or of a GGUF file; ``None`` where there is none."""
     # Without its files transformers makes an empty tokenizer for some architectures, which reads every text as nothing.
     if not (any((folder / file).is_file() for file in FILES) if gguf is None else gguf.has_tokenizer):
         return None
@@ -78,12 +73,7 @@ def kind_of(model: PreTrainedModel) -> Kind:
 
 
 def load_processor(folder: Path, name: str, kind: Kind, trust_remote_code: bool) -> Processor | None:
-    """The processor of a model directory; ``None`` for a model of text, and where there is none.
-
-    Raises:
-        InputError: it cannot be loaded.
-        UnsupportedModelError: it needs a package that is not installed.
-    """
+    """The processor of a model directory; ``None`` for a model of text, and where there is none."""
     if kind not in ("image", "audio") or not any((folder / file).is_file() for file in PROCESSOR_FILES):
         return None
     auto = AutoImageProcessor if kind == "image" else AutoFeatureExtractor

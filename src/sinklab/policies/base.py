@@ -85,11 +85,7 @@ class Policy(abc.ABC):
         return f"{self.name}({settings})" if settings else self.name
 
     def _require(self, name: str, least: int, why: str = "") -> None:
-        """Refuse a setting below ``least``, or that is no whole number.
-
-        Raises:
-            ConfigurationError: it is.
-        """
+        """Refuse a setting below ``least``, or that is no whole number."""
         require_whole(name, getattr(self, name), least, why)
 
     @property

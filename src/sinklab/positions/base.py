@@ -66,11 +66,7 @@ class PositionScheme(nn.Module):
 
     @classmethod
     def check(cls, architecture: DecoderShape, settings: Mapping[str, object]) -> None:
-        """Refuse settings that the scheme does not take, and architectures that it cannot serve.
-
-        Raises:
-            ConfigurationError: the message names the scheme, what was found and what is expected.
-        """
+        """Refuse settings that the scheme does not take, and architectures that it cannot serve."""
         try:
             cls.Settings(**settings)
         except ConfigurationError as error:

@@ -18,7 +18,17 @@ from sinklab.errors import ConfigurationError, SessionError
 from sinklab.results.metric import Metric, Row
 from sinklab.sinks import Sinks
 
-__all__ = ["NOTHING", "CacheNorm", "EndedColumns", "GrowingColumns", "SinkProbe", "keys_seen", "new_keys", "visible_tiles"]
+__all__ = [
+    "NOTHING",
+    "CacheNorm",
+    "EndedColumns",
+    "GrowingColumns",
+    "MeanProbe",
+    "SinkProbe",
+    "keys_seen",
+    "new_keys",
+    "visible_tiles",
+]
 
 _POSITION_BITS, _DOCUMENT_BITS = 30, 17
 
@@ -186,13 +196,27 @@ def keys_seen(call: AttentionCall) -> Tensor:
     return seen
 
 
-class CacheNorm(Probe):
+class MeanProbe(Probe):
+    """Means by ``axes``, behind those of all heads together where they are ``pooled``."""
+
+    axes: ClassVar[tuple[str, ...]] = ("head", "key_position")
+    pooled: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._means = Means(*self.axes)
+
+    def merge(self, other: Self) -> None:
+        require_same(self, other)
+        self._means.merge(other._means)
+
+    def rows(self) -> Iterator[Row]:
+        return chain(self._means.pooled() if self.pooled else (), self._means.rows())
+
+
+class CacheNorm(MeanProbe):
     """Mean L2 norm per key-value head and position; each cached vector is counted once, when it is new."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"vectors"})
-
-    def __init__(self) -> None:
-        self._means = Means("head", "key_position")
 
     @abc.abstractmethod
     def vectors(self, call: AttentionCall) -> Tensor:
@@ -203,13 +227,6 @@ class CacheNorm(Probe):
         norms = self.vectors(call).float().norm(dim=-1)
         counts = by_position(torch.ones_like(norms), positions)
         self._means.add(self.metrics[0], call.site, by_position(norms, positions), counts)
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other)
-        self._means.merge(other._means)
-
-    def rows(self) -> Iterator[Row]:
-        return self._means.rows()
 
 
 def new_keys(call: AttentionCall) -> Tensor:

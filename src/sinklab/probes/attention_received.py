@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Means, Probe, filled, require_same
+from sinklab.attention.probe import filled
+from sinklab.probes._shared import MeanProbe
 from sinklab.registry import probes
-from sinklab.results.metric import Metric, Row
+from sinklab.results.metric import Metric
 
 __all__ = ["AttentionReceived"]
 
@@ -23,7 +23,7 @@ MEAN_WEIGHT = Metric(
 
 
 @probes.register("attention_received")
-class AttentionReceived(Probe):
+class AttentionReceived(MeanProbe):
     """Mean weight on each key position, per layer and head, over all queries that see the key, of all documents.
 
     The column mean is Gu et al.'s importance of a token (2024, arXiv 2410.10781), here averaged and not thresholded.
@@ -32,18 +32,8 @@ class AttentionReceived(Probe):
     needs: ClassVar[frozenset[str]] = frozenset({"columns"})
     metrics: ClassVar[tuple[Metric, ...]] = (MEAN_WEIGHT,)
 
-    def __init__(self) -> None:
-        self._means = Means("head", "key_position")
-
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         column_sum, column_count = filled(statistics, "column_sum", "column_count")
         sums = by_position(column_sum, call.key_positions)
         counts = by_position(column_count.expand_as(column_sum), call.key_positions)
         self._means.add(MEAN_WEIGHT, call.site, sums, counts)
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other)
-        self._means.merge(other._means)
-
-    def rows(self) -> Iterator[Row]:
-        return self._means.rows()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
-from sinklab.attention.probe import Means, Probe, by_head, require_same
+from sinklab.attention.probe import by_head
 from sinklab.errors import ContractError
+from sinklab.probes._shared import MeanProbe
 from sinklab.registry import probes
-from sinklab.results.metric import Metric, Row
+from sinklab.results.metric import Metric
 
 __all__ = ["HeadOutput"]
 
@@ -44,7 +44,7 @@ RELATIVE_NORM = Metric(
 
 
 @probes.register("head_output")
-class HeadOutput(Probe):
+class HeadOutput(MeanProbe):
     """Mean norm of each head's output, before and after its slice of the output projection, and relative to the residual.
 
     The norm after the projection comes from the Gram matrix of the slice, ``|W o|² = oᵀ(WᵀW)o``, so nothing of the size heads ×
@@ -57,8 +57,10 @@ class HeadOutput(Probe):
     needs: ClassVar[frozenset[str]] = frozenset({"head_outputs", "gated_heads"})
     metrics: ClassVar[tuple[Metric, ...]] = (HEAD_NORM, OUTPUT_NORM, RELATIVE_NORM)
 
+    axes, pooled = ("head",), True
+
     def __init__(self) -> None:
-        self._means = Means("head")
+        super().__init__()
         self._at_gate: dict[str, AttentionCall] = {}
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
@@ -88,21 +90,9 @@ class HeadOutput(Probe):
             residual = call.residual.to(outputs.dtype).norm(dim=-1)[:, None]
             self._means.add(RELATIVE_NORM, call.site, *by_head(written / residual, counted & (residual > 0)))
 
-    def merge(self, other: Self) -> None:
-        require_same(self, other)
-        self._means.merge(other._means)
-
-    def rows(self) -> Iterator[Row]:
-        yield from self._means.pooled()
-        yield from self._means.rows()
-
 
 def _projected_norm(outputs: Tensor, projection: Tensor) -> Tensor:
-    """``|W_h o_h|`` for every head: ``(batch, q_len, num_heads)``.
-
-    Raises:
-        ContractError: the projection does not take the concatenated heads.
-    """
+    """``|W_h o_h|`` for every head: ``(batch, q_len, num_heads)``; the projection must take the concatenated heads."""
     _, _, num_heads, value_dim = outputs.shape
     if projection.shape[1] != num_heads * value_dim:
         raise ContractError(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from sinklab.attention.call import LayerOutput
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Means, Probe, require_same
+from sinklab.probes._shared import MeanProbe
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
 
@@ -30,7 +30,7 @@ FIRST_TO_REST_RATIO = Metric(
 
 
 @probes.register("hidden_norm")
-class HiddenNorm(Probe):
+class HiddenNorm(MeanProbe):
     """Mean L2 norm of what each layer puts out, per position, and how far the first token stands out.
 
     Layer -1 is what enters the first layer; the last layer is measured before the final norm.
@@ -39,8 +39,7 @@ class HiddenNorm(Probe):
     needs: ClassVar[frozenset[str]] = frozenset({"hidden_states"})
     metrics: ClassVar[tuple[Metric, ...]] = (HIDDEN_NORM, FIRST_TO_REST_RATIO)
 
-    def __init__(self) -> None:
-        self._means = Means("key_position")
+    axes = ("key_position",)
 
     def update_layer(self, output: LayerOutput) -> None:
         if output.kind != "layer":
@@ -49,10 +48,6 @@ class HiddenNorm(Probe):
         sums = by_position(norms, output.positions)[0]
         counts = by_position(norms.new_ones(norms.shape), output.positions)[0]
         self._means.add(HIDDEN_NORM, output.site, sums, counts)
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other)
-        self._means.merge(other._means)
 
     def rows(self) -> Iterator[Row]:
         yield from self._means.rows()

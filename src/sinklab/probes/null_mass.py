@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.probe import Means, Probe, by_head, require_same
+from sinklab.attention.probe import by_head
+from sinklab.probes._shared import MeanProbe
 from sinklab.registry import probes
-from sinklab.results.metric import Metric, Row
+from sinklab.results.metric import Metric
 
 __all__ = ["NULL_MASS", "NullMass"]
 
@@ -30,7 +30,7 @@ OUTPUT_GAIN = Metric(
 
 
 @probes.register("null_mass")
-class NullMass(Probe):
+class NullMass(MeanProbe):
     """Mean mass on real keys and, where the operation defines it, mean null mass, per layer and head.
 
     A learned sink logit, softmax-plus-one and others let a head abstain. That mass is reported as such and never inferred
@@ -40,8 +40,7 @@ class NullMass(Probe):
     needs: ClassVar[frozenset[str]] = frozenset({"mass"})
     metrics: ClassVar[tuple[Metric, ...]] = (NULL_MASS, ROW_MASS, OUTPUT_GAIN)
 
-    def __init__(self) -> None:
-        self._means = Means("head")
+    axes, pooled = ("head",), True
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         counted = call.counted[:, None]
@@ -51,11 +50,3 @@ class NullMass(Probe):
         if call.gain is not None:
             gain = call.gain.float().mean(-1).expand(*counted.shape[:1], call.num_heads, call.q_len)
             self._means.add(OUTPUT_GAIN, call.site, *by_head(gain, counted))
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other)
-        self._means.merge(other._means)
-
-    def rows(self) -> Iterator[Row]:
-        yield from self._means.pooled()
-        yield from self._means.rows()

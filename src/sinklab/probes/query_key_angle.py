@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Means, Probe, require_same
-from sinklab.probes._shared import visible_tiles
+from sinklab.probes._shared import MeanProbe, visible_tiles
 from sinklab.registry import probes
-from sinklab.results.metric import Metric, Row
+from sinklab.results.metric import Metric
 
 __all__ = ["QueryKeyAngle"]
 
@@ -39,7 +37,7 @@ SCORE = Metric(
 
 
 @probes.register("query_key_angle")
-class QueryKeyAngle(Probe):
+class QueryKeyAngle(MeanProbe):
     """``q·k = |q| |k| cos(q, k)``, each factor averaged over the counted queries that see the key.
 
     The mean cosine at a key is the dot product of the unit key with the mean of the unit queries that see it, so sums of
@@ -49,9 +47,6 @@ class QueryKeyAngle(Probe):
 
     needs: ClassVar[frozenset[str]] = frozenset({"vectors"})
     metrics: ClassVar[tuple[Metric, ...]] = (COSINE, NORM_PRODUCT, SCORE)
-
-    def __init__(self) -> None:
-        self._means = Means("head", "key_position")
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         dtype = torch.promote_types(call.queries.dtype, torch.float32)
@@ -72,13 +67,6 @@ class QueryKeyAngle(Probe):
         }
         for metric, values in by_metric.items():
             self._means.add(metric, call.site, by_position(values.flatten(1, 2), call.key_positions), counts)
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other)
-        self._means.merge(other._means)
-
-    def rows(self) -> Iterator[Row]:
-        return self._means.rows()
 
 
 def _unit(vectors: Tensor, norms: Tensor) -> Tensor:

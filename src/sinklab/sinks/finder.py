@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Self, TypedDict
+from typing import Literal, Self, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -17,14 +17,99 @@ from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Watcher
 from sinklab.errors import SessionError
 from sinklab.results.blocks import front_name
-from sinklab.results.intervals import just_above, require_threshold
-from sinklab.sinks.places import LEAST_RATE, Hits, Place, enough_documents, places
+from sinklab.results.intervals import LEAST_SHARE, just_above, least_count_above, require_threshold
 from sinklab.sinks.value import DEFINITION, Head, Sink, Sinks, first_of_kind
 
-__all__ = ["SinkFinder"]
+__all__ = ["LEAST_RATE", "Hits", "Place", "SinkFinder", "enough_documents", "places"]
+
+LEAST_RATE = 1.0
+"""Percent of (document, head) from which a place is listed although no head sinks there often enough."""
+
+FIRST_ONLY = 0.9
+"""Share of a token's sinks that must stand on its first occurrence in the document for that to be the place."""
+
+Place: TypeAlias = "tuple[Literal['position', 'first', 'anywhere'], int]"
+"""A position, or the id of a token: its first occurrence in a document, or any."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Hits:
+    """How often heads sink; arrays of one length.
+
+    Attributes:
+        head, token, position: numbers; the token's is -1 where it is not known.
+        first: whether the token is the first of its id in the document.
+        once: whether it is the first of its id on which this head sinks in the document.
+        count: documents.
+        ratio: norms of the values there over the mean norm of the others of their document, summed.
+        rated: documents that have others, and so such a ratio.
+        loud: documents in which the weight itself passes, too, before rows are divided by their sums.
+    """
+
+    head: np.ndarray
+    token: np.ndarray
+    position: np.ndarray
+    first: np.ndarray
+    once: np.ndarray
+    count: np.ndarray
+    ratio: np.ndarray
+    rated: np.ndarray
+    loud: np.ndarray
+
+    def at(self, place: Place) -> np.ndarray:
+        """Which of them a place accounts for."""
+        kind, number = place
+        if kind == "position":
+            return self.position == number
+        return (self.token == number) & (self.first | (kind == "anywhere"))
+
+
+def places(hits: Hits, cases: np.ndarray) -> Iterator[Place]:
+    """Places that play the sink: each accounts for the most sinks that those before it do not; places where a head sinks first.
+
+    A token at two positions or more is the place if it accounts for more sinks than any one position; where nearly all of them
+    are on its first occurrence, that is the place.
+
+    Args:
+        cases: documents by head.
+    """
+    left = hits.count.astype(np.float64)
+    enough = enough_documents(cases)
+    tokens = hits.once & (hits.token >= 0)
+    for _ in range(LISTED):
+        totals = _totals(hits.position, left, hits.head, enough)
+        best: Place = ("position", max(totals, key=totals.__getitem__, default=-1))
+        most = totals.get(best[1], (False, 0.0))
+        of_tokens = _totals(hits.token, np.where(tokens, left, 0.0), hits.head, enough)
+        for token, total in of_tokens.items():
+            # A token that stands at one position alone is that position.
+            if total > most and len(np.unique(hits.position[tokens & (hits.token == token) & (left > 0)])) > 1:
+                first = left[hits.at(("first", token))].sum() >= FIRST_ONLY * left[hits.at(("anywhere", token))].sum()
+                best, most = ("first" if first else "anywhere", token), total
+        sinks, total_count = most
+        if total_count == 0 or not (sinks or total_count >= LEAST_RATE / 100 * cases.sum()):
+            return
+        yield best
+        left = np.where(hits.at(("anywhere", best[1]) if best[0] == "first" else best), 0.0, left)
+
+
+def _totals(numbers: np.ndarray, counts: np.ndarray, heads: np.ndarray, enough: np.ndarray) -> dict[int, tuple[bool, float]]:
+    """Of each number, whether some head has enough of its counts, and how many there are; in the order of the numbers."""
+    values, index = np.unique(numbers, return_inverse=True)
+    by_head = np.zeros((len(values), len(enough)))
+    np.add.at(by_head, (index, heads), counts)
+    return {
+        int(value): (bool((row >= enough).any()), float(row.sum())) for value, row in zip(values.tolist(), by_head, strict=True)
+    }
+
+
+def enough_documents(cases: np.ndarray) -> np.ndarray:
+    """By head, the least number of documents in which it must sink to be a sinking head; see :attr:`Sink.sinking`."""
+    return np.array([least_count_above(LEAST_SHARE, int(number)) for number in cases])
+
 
 LISTED = 8
-"""Tokens and positions that are listed at most."""
+"""Places, tokens and positions that are listed at most."""
 
 _NULLS = {"softmax": "learned sink logit", "sink_logit": "learned sink logit"}
 """Operation to what its null score is, where that is not the operation's own name."""
@@ -177,19 +262,15 @@ class SinkFinder(Watcher):
             none = torch.zeros_like(share[:, :1])
             return none, none
         cached = call.kv_len - call.q_len
-        own = nn.functional.pad(self._own(call, statistics), (cached, 0))
-        return own, nn.functional.pad(call.counted.to(share.dtype), (cached, 0))[:, None]
-
-    def _above(self, means: Tensor) -> Tensor:
-        return means.float() > just_above(self.threshold)
-
-    def _own(self, call: AttentionCall, statistics: Statistics) -> Tensor:
-        """Share of its row that each counted query gives to its own key, ``(batch, heads, q_len)``."""
         own = weights_on_own_keys(call, statistics.log_sum_exp)
         if not call.operation.normalized:
             assert statistics.row_mass is not None
             own = row_share(own, statistics.row_mass, call.operation)
-        return own.masked_fill(~call.counted[:, None], 0.0)
+        own = nn.functional.pad(own.masked_fill(~call.counted[:, None], 0.0), (cached, 0))
+        return own, nn.functional.pad(call.counted.to(share.dtype), (cached, 0))[:, None]
+
+    def _above(self, means: Tensor) -> Tensor:
+        return means.float() > just_above(self.threshold)
 
     def merge(self, other: Self) -> None:
         """Add what another one with the same threshold has seen."""
@@ -287,8 +368,12 @@ class SinkFinder(Watcher):
 
     def _heads_by_weight(self, groups: Sequence[Sink]) -> int:
         """Heads that give a position or a group more than the threshold by weight, in the mean over all documents."""
-        weights = [np.where(module.candidates(), module.mean("weight", "seen"), 0.0) for module in self._modules.values()]
-        return sum(int((_with_groups(weight, groups) > just_above(self.threshold)).any(1).sum()) for weight in weights)
+        found = 0
+        for module in self._modules.values():
+            weights = np.where(module.candidates(), module.mean("weight", "seen"), 0.0)
+            of_groups = [weights[:, list(group.positions)].sum(1, keepdims=True) for group in groups]
+            found += int((np.concatenate([weights, *of_groups], axis=1) > just_above(self.threshold)).any(1).sum())
+        return found
 
     def by_token(self, decode: Callable[[int], str]) -> list[dict[str, object]]:
         """Tokens that play the sink, wherever they stand, most frequent first: text, share of all sinks, positions."""
@@ -402,9 +487,7 @@ def _list_of(sink: Sink, is_loud: bool) -> str:
 def _is_loud(sink: Sink, by_weight: np.ndarray, cases: np.ndarray) -> bool:
     """Whether a head that sinks somewhere gives the place so much weight, and not only so much of a nearly empty row.
 
-    Args:
-        by_weight: by head, documents in which it sinks there and its weight passes the threshold, too.
-        cases: documents by head.
+    ``by_weight`` and ``cases`` are documents by head in which it sinks there: where its weight itself passes, and all.
     """
     return bool((by_weight >= enough_documents(cases)).any() if sink.sinking else by_weight.any())
 
@@ -450,12 +533,6 @@ def _by_key_document(call: AttentionCall, values: Tensor) -> Tensor:
     """Sums of ``(batch, heads, kv_len)`` over the keys of each document: ``(batch, heads, documents)``."""
     sums = values.new_zeros(*values.shape[:2], int(call.key_documents.max()) + 1)
     return sums.scatter_add(2, call.key_documents.clamp(min=0)[:, None].expand(values.shape), values)
-
-
-def _with_groups(weights: np.ndarray, groups: Sequence[Sink]) -> np.ndarray:
-    """Mean weights ``(heads, positions)`` with a column more for each group: the sum of its positions."""
-    columns = [weights[:, list(group.positions)].sum(1, keepdims=True) for group in groups]
-    return np.concatenate([weights, *columns], axis=1)
 
 
 def _column(module: _Module, position: int) -> tuple[np.ndarray, np.ndarray, float]:

@@ -44,12 +44,7 @@ def share_of_sink(sinks: Sinks, call: AttentionCall, statistics: Statistics) -> 
 
 
 class SinkWeights(Watcher):
-    """What every self-attention head gives to the main sink, and how long its value is; for sinks that are known.
-
-    Args:
-        sinks: with a main one.
-        part: of an encoder–decoder, that they are of.
-    """
+    """What every self-attention head (of ``part``) gives to the main one of known sinks, and how long its value is."""
 
     name, needs = "sink_weights", frozenset({"mass", "log_sum_exp"})
 
@@ -176,8 +171,10 @@ def find_sinks(
     sinks = dataclasses.replace(whole.sinks(decode=decode, corpus=corpus, bos=bos), tried=_tried(finders))
     if place != "find":
         sinks = _placed(sinks, place, whole, inputs)
-    elif (short := short_rows_warning(sinks.length, threshold)) and _reads_causally(model, inputs):
-        warn(f"find_sinks: {short}")
+    elif short := short_rows_warning(sinks.length, threshold):
+        decoder = "input_ids" in inputs and isinstance(model, PreTrainedModel) and not model.config.is_encoder_decoder
+        if decoder and not looks_ahead(model):
+            warn(f"find_sinks: {short}")
     if sinks.main is None:
         unknown = np.full(len(sinks.heads), np.nan)
         return dataclasses.replace(sinks, weights=unknown, value_ratio=unknown)
@@ -208,12 +205,6 @@ def weigh_sinks(
     with attend(model, [measured], verify=False):
         _run(model, inputs, torch.arange(len(next(iter(inputs.values())))), batch_size)
     return measured.completed()
-
-
-def _reads_causally(model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
-    if "input_ids" not in inputs or not isinstance(model, PreTrainedModel) or model.config.is_encoder_decoder:
-        return False
-    return not looks_ahead(model)
 
 
 def _require_reads(model: nn.Module, inputs: Mapping[str, Tensor]) -> None:

@@ -13,14 +13,10 @@ LONGEST = 100_000
 
 
 def short_rows_warning(length: int, threshold: float) -> str:
-    """A sentence where such a head gives the first of so many tokens more than the threshold; empty otherwise.
+    """A sentence where such a head gives the first of ``length`` tokens more than the threshold; empty otherwise.
 
     The first query sees one key, the second two, and so on: such a head gives the first of T positions (1 + 1/2 + … + 1/T) / T,
     which is above 0.3 up to nine tokens.
-
-    Args:
-        length: tokens of a row.
-        threshold: mean weight above which a head is said to sink.
     """
     share = even_share(length)
     if share <= threshold:
@@ -32,13 +28,7 @@ def short_rows_warning(length: int, threshold: float) -> str:
 
 
 def few_queries_warning(length: int, window: int | None, threshold: float) -> str:
-    """A sentence where the rate at the first position is that of few queries, or of ones that see little else; empty otherwise.
-
-    Args:
-        length: tokens of a row.
-        window: how many keys up to its own one a query sees; ``None`` for all.
-        threshold: mean weight above which a head is said to sink.
-    """
+    """A sentence where the rate at the first position is that of few queries, or of ones that see little else (``window``)."""
     if window is None or window >= length:
         return short_rows_warning(length, threshold)
     seen = f"In a window of {counted(window, 'token')} {window:,} of the {length:,} queries of a row see the first position"
@@ -54,12 +44,7 @@ def few_queries_warning(length: int, window: int | None, threshold: float) -> st
 
 
 def short_documents_warning(lengths: Sequence[int], threshold: float) -> str:
-    """A sentence where some of the documents that rows are made of, each read by itself, are too short; empty otherwise.
-
-    Args:
-        lengths: tokens of the documents, whose sink rate is a mean over them.
-        threshold: mean weight above which a head is said to sink.
-    """
+    """A sentence where documents of these lengths, each read by itself, are too short; empty otherwise."""
     short = sum(even_share(length) > threshold for length in lengths)
     if not short:
         return ""

@@ -249,8 +249,7 @@ class Sinks:
     def all_keys(self, call: AttentionCall) -> Tensor:
         """Which keys of a call are the main sink, for every query: int64 ``(batch, q_len, keys)``; several of a group.
 
-        Returns:
-            Indices of keys; -1 where the document has no such key, where the sink is the null score, and without a sink.
+        -1 where the document has no such key, where the sink is the null score, and without a sink.
         """
         if self.main is None or self.main.kind != "group":
             return self.keys(call)[..., None]
@@ -323,11 +322,7 @@ _PLAIN = ("threshold", "definition", "corpus", "bos", "samples", "seq_len", "hea
 
 
 def require_sinks(sinks: object) -> None:
-    """Refuse what is no :class:`Sinks` where they are given in place of being searched for.
-
-    Raises:
-        ConfigurationError: a position, a name, or anything else.
-    """
+    """Refuse what is no :class:`Sinks` where they are given in place of being searched for."""
     if sinks is not None and not isinstance(sinks, Sinks):
         raise ConfigurationError(
             f"`sinks` is of {type(sinks).__name__}; expected what find_sinks(model, inputs) found, with place=0 for a "

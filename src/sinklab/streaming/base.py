@@ -88,10 +88,8 @@ def _numbers(of_rows: tuple[int, ...]) -> str:
 
 
 def _size(count: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
+    units = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+    return next((f"{count / size:.1f} {unit}" for unit, size in units if count >= size), f"{count} bytes")
 
 
 def forget_media(model: PreTrainedModel) -> None:

@@ -158,12 +158,7 @@ class PolicyCache(Cache, Planner):
         return next((rows for layer in self.layers if (rows := layer.batch_size) >= 0), -1)
 
     def bind(self, model: PreTrainedModel) -> PolicyCache:
-        """Take the model's layers, rotations and limits; from now on this cache plans the forwards that it is given to.
-
-        Raises:
-            ConfigurationError: it is bound to another model, or ``rebase_at`` leaves no room.
-            UnsupportedModelError: as the class says.
-        """
+        """Take the model's layers, rotations and limits, and plan the forwards it is given to; errors as the class says."""
         model = inside(model)
         if self.model is model:
             return self
@@ -473,11 +468,8 @@ class PolicyCache(Cache, Planner):
 
     @property
     def is_compileable(self) -> bool:
-        """False: transformers must not compile a model for its sake; see :func:`~sinklab.streaming.host.compile_steps`.
-
-        It is asked before the first forward, when :meth:`bind` is still in time; so does assisted decoding, which asks nothing
-        else.
-        """
+        """False: transformers must not compile a model for its sake (:func:`~sinklab.streaming.host.compile_steps`). Asked for,
+        as assisted decoding asks before the first forward, when :meth:`bind` is still in time."""
         if self._table is None:
             self.bind(generating_model())
         return False
@@ -488,10 +480,8 @@ class PolicyCache(Cache, Planner):
         return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int | Tensor:
-        """Tokens seen, padding included; during a forward, those before it: a tensor, as static caches have it, if compiled.
-
-        Learned tokens in front are counted by the model, during its forward, and by nobody else.
-        """
+        """Tokens seen, padding included and learned ones in front left out; during a forward those before it, a tensor if
+        compiled."""
         table = self.table
         return table.seq_length if table.step is not None else max(0, table.columns - self._front)
 

@@ -164,11 +164,7 @@ class Sampler:
             self._warpers.append(TopPLogitsWarper(sampling.top_p))
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """The next token of every row, int64 ``(batch,)``, from logits ``(batch, vocab_size)``.
-
-        Raises:
-            InputError: logits that are NaN or infinite.
-        """
+        """The next token of every row, int64 ``(batch,)``, from finite logits ``(batch, vocab_size)``."""
         logits = logits.to(torch.float32)
         # NaN wins a maximum, and a row that is hidden altogether has none that is finite.
         if not bool(logits.amax(dim=-1).isfinite().all()):

@@ -129,11 +129,7 @@ def media_of(arguments: Arguments) -> list[str]:
 
 
 def require_one_text(arguments: Arguments) -> None:
-    """Refuse rows that pack several documents, which a cache would merge: it counts the tokens of a row as one text.
-
-    Raises:
-        ConfigurationError: positions that start anew among the tokens of a row, or boundaries given in another way.
-    """
+    """Refuse rows that pack several documents, which a cache would merge: it counts the tokens of a row as one text."""
     named = [name for name in BOUNDARIES if arguments.get(name) is not None]
     positions, mask = arguments.get("position_ids"), mask_of(arguments)
     if isinstance(positions, Tensor) and (length := positions.shape[-1]) > 1:
@@ -182,14 +178,9 @@ def no_mask(attention: str, who: str) -> UnsupportedModelError:
 
 
 def split(arguments: Arguments, size: int, config: object = None, *, chunk: int) -> tuple[Arguments, Arguments]:
-    """The arguments of a forward of the first ``size`` tokens, and those of the others.
+    """The arguments of a forward of the first ``size`` tokens, and those of the others; refuses what cannot be had in chunks.
 
-    Args:
-        config: of the module, which says what its forward gives where the arguments do not.
-        chunk: what the cache was made with; ``size`` is less where something else takes fewer tokens.
-
-    Raises:
-        ConfigurationError: something that cannot be had, or given, in chunks.
+    ``config`` says what the module gives where the arguments do not; ``chunk`` is the cache's, where ``size`` may be less.
     """
     length, mask = tokens_of(arguments).shape[1], mask_of(arguments)
     names = ("output_attentions", "output_hidden_states", "output_router_logits", "labels")

@@ -10,10 +10,9 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.environment import require_memory
-from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.table import OrderedTable, StaticStep, Step, Table
-from sinklab.streaming.traits import restore_states, states_of
+from sinklab.streaming.traits import Rotation, restore_states, states_of
 
 __all__ = [
     "HeldLayer",
@@ -73,11 +72,7 @@ class HeldLayer(CacheLayerMixin):
         self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
 
     def require(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Refuse keys ``(batch, num_kv_heads, length, head_dim)`` that do not go with the step at hand; allocate at first.
-
-        Raises:
-            ConfigurationError: no step was planned for them, they have a gradient, or another dtype than before.
-        """
+        """Refuse keys ``(batch, num_kv_heads, length, head_dim)`` that do not go with the step at hand; allocate at first."""
         step = self.table.step
         if step is None or key_states.shape[2] != step.length:
             raise ConfigurationError(self.table.misuse(key_states.shape[2]))

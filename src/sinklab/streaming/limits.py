@@ -22,12 +22,14 @@ from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
 from sinklab.policies.window import Window
 from sinklab.registry import policies
 from sinklab.results.progress import warn
-from sinklab.streaming.rotation import KeyRotations, read_rotations, require_differences
 from sinklab.streaming.traits import (
+    KeyRotations,
     continues_in_chunks,
     has_ordered_bias,
     has_states,
     keyless_layers,
+    read_rotations,
+    require_differences,
     tokens_in_front,
     tokens_of_prefix,
 )
@@ -61,12 +63,7 @@ _TRAINED = "and the model was trained on"
 
 
 def inside(model: object) -> PreTrainedModel:
-    """The model of transformers itself, whose forwards a cache plans.
-
-    Raises:
-        InputError: no model of transformers, and none inside that is known.
-        UnsupportedModelError: one with a learned prompt of PEFT in front, which is no part of the model inside.
-    """
+    """The model of transformers itself, whose forwards a cache plans; one with a learned prompt of PEFT in front is refused."""
     if hasattr(model, "active_peft_config") and unwrapped(model) is model:
         raise UnsupportedModelError(
             f"{type(model).__name__} puts a learned prompt in front of every text, which caches and streams do not follow: use "
@@ -131,12 +128,7 @@ def narrow_window(model: PreTrainedModel, policy: SlotPolicy) -> Window | None:
 
 
 def require_ordered(policy: SlotPolicy, model: PreTrainedModel) -> None:
-    """Refuse a policy that a model with an ordered bias cannot have.
-
-    Raises:
-        UnsupportedModelError: original positions of tokens with others between them that have left, or more tokens than the
-            model's table of biases has columns.
-    """
+    """Refuse a policy whose gaps, or size, a model with an ordered bias cannot have."""
     name = type(model).__name__
     consecutive = not policy.pinned and policy.reach == policy.num_slots  # as far from each other in the cache as in the text
     if policy.positions != "in_cache" and not consecutive:
@@ -153,11 +145,7 @@ def require_ordered(policy: SlotPolicy, model: PreTrainedModel) -> None:
 
 
 def require_integers(policy: Policy) -> None:
-    """Refuse a policy whose tokens cannot be kept as integers: groups of them are rounded at once, when they are complete.
-
-    Raises:
-        ConfigurationError: tokens that leave their slots, or slots that are not written one after the other.
-    """
+    """Refuse a policy whose tokens leave their slots or write them in turn: groups of tokens are rounded when complete."""
     if not isinstance(policy, SlotPolicy):
         raise ConfigurationError(
             f"`quantized` is for policies whose tokens stay in their slots; {policy.name!r} is none, sink_window and pinned are"
@@ -175,20 +163,10 @@ def require_integers(policy: Policy) -> None:
 def fit_limits(
     model: PreTrainedModel, policy: SlotPolicy, *, chunk: int, rebase_at: int | None, integers: bool
 ) -> tuple[KeyRotations, int, int]:
-    """Limits below which the model can tell positions apart.
+    """Rotations of all layers, most tokens at once, and the position at which positions are counted anew.
 
-    Args:
-        chunk: most tokens at once that are wished; fewer come out where positions are few.
-        rebase_at: as :class:`~sinklab.streaming.cache.PolicyCache` has it.
-        integers: keys are rounded to them.
-
-    Returns:
-        Rotations of the keys of all layers; most tokens that are processed at once; and the position that no token reaches:
-        before, they are counted anew.
-
-    Raises:
-        ConfigurationError: positions that are too few for the policy and a chunk.
-        UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; or a layer that writes no keys.
+    ``chunk`` and ``rebase_at`` are what is wished, as :class:`~sinklab.streaming.cache.PolicyCache` has them; positions
+    too few for the policy and a chunk are refused, and so is a layer that writes no keys.
     """
     rotations, reach = read_rotations(model), policy.reach
     require_differences(model, rotations)
@@ -307,11 +285,7 @@ class HostedPolicy(SlotPolicy):
 
 
 def hosted(policy: SlotPolicy, *, front: int = 0, prefix: int = 0, rollback: int = 0) -> SlotPolicy:
-    """The policy as a model with these follows it; the policy itself where there are none.
-
-    Raises:
-        ConfigurationError: ``rollback`` for a policy without a window, or a prefix that the policy cannot hold as a whole.
-    """
+    """The policy as a model with these follows it, itself without any; a prefix must fit, and rollback needs a window."""
     if not (front or prefix or rollback):
         return policy
     room = policy

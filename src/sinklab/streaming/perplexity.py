@@ -88,12 +88,7 @@ def losses(
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean and its 95 % interval.
-
-    Attributes:
-        mean: in the unit of the values.
-        low, high: ends of the interval; ``None`` where one part alone was measured.
-    """
+    """A mean and the ends of its 95 % interval, in the unit of the values; ``None`` where one part alone was measured."""
 
     mean: float
     low: float | None
@@ -114,11 +109,7 @@ def unit_means(values: Tensor) -> Tensor:
 
 
 def estimate(values: Tensor) -> Estimate:
-    """Mean and 95 % interval (Student's t over :func:`unit_means`) of values ``(batch, length)``; of differences, paired.
-
-    Raises:
-        InputError: nothing was measured.
-    """
+    """Mean and 95 % interval (Student's t over :func:`unit_means`) of values ``(batch, length)``; of differences, paired."""
     means = unit_means(values).tolist()
     if not means:
         raise InputError("there is no value to take a mean of")
@@ -130,13 +121,7 @@ def estimate(values: Tensor) -> Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How one row is decoded.
-
-    Attributes:
-        tokens_per_second: of single-token steps: one over the median of their times.
-        steps: steps that were timed.
-        bytes_held: keys and values that are kept between the steps, at the end.
-    """
+    """How one row is decoded: one over the median time of so many single-token steps, and the bytes kept at the end."""
 
     tokens_per_second: float
     steps: int

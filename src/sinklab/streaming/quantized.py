@@ -13,10 +13,9 @@ from sinklab.errors import ConfigurationError
 from sinklab.models.integer_linear import affine_grid
 from sinklab.results.environment import require_memory
 from sinklab.streaming.layer import HeldLayer, HybridLayer, HybridMixin, LatentLayer, LatentMixin, RecurrentLayer, SlotLayer
-from sinklab.streaming.rotation import KeyRotations, Rotation
 from sinklab.streaming.slot_table import SlotTable, WindowedTable
 from sinklab.streaming.table import Step
-from sinklab.streaming.traits import hybrid_layers, keyless_layers
+from sinklab.streaming.traits import KeyRotations, Rotation, hybrid_layers, keyless_layers
 
 __all__ = [
     "BITS",
@@ -40,11 +39,7 @@ SIDES: tuple[Side, Side] = ("key", "value")
 
 
 def read_bits(quantized: str | None) -> int | None:
-    """Bits of a number of the ring; ``None`` for one that is not quantised.
-
-    Raises:
-        ConfigurationError: anything but ``"int8"``, ``"int4"`` and ``None``.
-    """
+    """Bits of a number of the ring; ``None`` for one that is not quantised."""
     if quantized is not None and (not isinstance(quantized, str) or quantized not in BITS):
         raise ConfigurationError(f"`quantized` {quantized!r} is none of {', '.join(BITS)}; None keeps the dtype of the model")
     return None if quantized is None else BITS[quantized]

@@ -24,9 +24,15 @@ from sinklab.registry import policies
 from sinklab.streaming.base import Reader, Telemetry, forget_media
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.limits import inside, require_integers, warn_of_length
-from sinklab.streaming.rotation import without_autocast
 from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.traits import continues_in_chunks, has_states, states_of, tokens_in_front, tokens_of_prefix
+from sinklab.streaming.traits import (
+    continues_in_chunks,
+    has_states,
+    states_of,
+    tokens_in_front,
+    tokens_of_prefix,
+    without_autocast,
+)
 
 __all__ = ["CacheReader", "RecomputeReader", "open_reader", "reader_of", "verify_model"]
 
@@ -35,14 +41,11 @@ _AT_ONCE = 8192
 
 
 class RecomputeReader(Reader):
-    """Reads under :class:`~sinklab.policies.recompute.Recompute`.
+    """Reads under :class:`~sinklab.policies.recompute.Recompute`, with a window that fits into the model's table of positions.
 
     Between calls it keeps the last ``window`` token ids, and while a block of several tokens is under way the keys and values
     of its window. Logits that nobody asks for are not computed, nor the windows that only they need. Once a row has padding,
     rows are read one after the other; logits of padding are 0.
-
-    Raises:
-        ConfigurationError: a window that is longer than the model's table of positions.
     """
 
     policy: Recompute
@@ -178,11 +181,7 @@ class RecomputeReader(Reader):
 
 
 class CacheReader(Reader):
-    """Reads with a key-value cache.
-
-    Attributes:
-        cache: any transformers cache that follows the policy; it may have read something.
-    """
+    """Reads with ``cache``, any transformers cache that follows the policy; it may have read something."""
 
     def __init__(self, model: PreTrainedModel, policy: Policy, cache: Cache) -> None:
         super().__init__(model, policy)
@@ -216,11 +215,8 @@ class CacheReader(Reader):
         return logits[:, -keep:] if keep else logits
 
     def take_over(self, ids: Tensor, held: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Begin behind tokens ``(batch, length)`` that another cache has read, none of which the policy has evicted by then.
-
-        Args:
-            held: keys at their positions from 0 on, and values, ``(batch, num_kv_heads, length, head_dim)`` of each layer.
-        """
+        """Begin behind tokens ``(batch, length)`` of which the policy has evicted none: keys at positions from 0 on, and
+        values, ``(batch, num_kv_heads, length, head_dim)`` of each layer, are those of another cache."""
         cache, (rows, length) = self.cache, ids.shape
         planned = isinstance(cache, PolicyCache)
         if planned:
@@ -351,9 +347,6 @@ def verify_model(model: PreTrainedModel) -> None:
 
     A chunk needs the mask and the copies of the sinks that the cache makes, single tokens need neither; one reading counts its
     positions anew on the way. A model that ignores the mask or the positions gives other logits, without an error.
-
-    Raises:
-        UnsupportedModelError: the logits do not agree, or what :class:`PolicyCache` refuses.
     """
     if model in _verified:
         return

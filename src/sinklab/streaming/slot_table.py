@@ -14,8 +14,8 @@ from sinklab.attention.anatomy import HYBRID, RECURRENT_KINDS
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import SlotPolicy
 from sinklab.results.environment import require_memory
-from sinklab.streaming.rotation import Rotation
 from sinklab.streaming.table import StaticStep, Step, Table
+from sinklab.streaming.traits import Rotation
 
 __all__ = ["COPIES", "RecurrentTable", "SlotTable", "WindowedTable"]
 
@@ -189,18 +189,14 @@ class SlotTable(Table):
                 present = present & self.policy.visible(tokens, self.index)
             present = present[:, None, None, :filled]
             visible = None if bool(present.all()) else present.to(self.device)
-        shifts = self._shifts_of(tokens)
+        shifts = self.shifts(tokens)
+        self.shifted |= shifts is not None and bool(shifts.any())  # as long as no pinned key has ever been moved there are none
+        shifts = shifts.to(self.device) if shifts is not None and self.shifted else None
         positions = (tokens - self.base[:, None]).to(self.device)
         self.seen = self.seen + 1
         self.columns += 1
         slot = int(slots) if self.rows == 1 else slots[:, 0].to(self.device)
         return Step(1, slot, filled, shifts, visible, None, 0, positions)
-
-    def _shifts_of(self, tokens: Tensor) -> Tensor | None:
-        """Shifts for queries ``(rows, 1)``; ``None`` as long as no pinned key has ever been moved."""
-        shifts = self.shifts(tokens)
-        self.shifted |= shifts is not None and bool(shifts.any())
-        return shifts.to(self.device) if shifts is not None and self.shifted else None
 
     def _plan_chunk(self, length: int, valid: Tensor | None) -> Step:
         tokens = self.tokens(valid, length)
@@ -250,11 +246,7 @@ class SlotTable(Table):
         return shifts.to(self.device), [seen.flatten(2)], which
 
     def leave(self, keys: Tensor, values: Tensor) -> None:
-        """Leave the sinks of a layer to the attention call that comes next.
-
-        Raises:
-            UnsupportedModelError: nobody has taken those of the layer before.
-        """
+        """Leave the sinks of a layer to the attention call that comes next, which must have taken those of the layer before."""
         self.require_taken()
         self.left = keys, values
 
@@ -304,14 +296,7 @@ _NARROW = "narrow."
 
 
 class WindowedTable(SlotTable):
-    """The table of the layers that a policy bounds, which takes that of the narrow layers along.
-
-    Args:
-        window: what the narrow layers hold.
-
-    Attributes:
-        narrow: the table of the narrow layers.
-    """
+    """The table of the layers that a policy bounds, which takes along ``narrow``, that of the narrow layers."""
 
     def __init__(self, policy: SlotPolicy, window: SlotPolicy, device: torch.device, model: PreTrainedModel) -> None:
         self.narrow = SlotTable(window, device, model)
@@ -372,11 +357,7 @@ def _below(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RecurrentTable(SlotTable):
-    """The table of a model with layers of linear attention: rows may be padded in front of their first token only.
-
-    Attributes:
-        ended: whether a row has had padding behind a token, boolean ``(rows,)``: no token may follow.
-    """
+    """The table of a model with layers of linear attention: rows may be padded in front of their first token only."""
 
     per_row: ClassVar[tuple[str, ...]] = (*SlotTable.per_row, "ended")
 
@@ -385,14 +366,7 @@ class RecurrentTable(SlotTable):
         self.ended = torch.zeros(1, dtype=torch.bool)
 
     def require_unbroken(self, valid: Tensor) -> None:
-        """Refuse tokens behind padding that is behind a token; ``valid`` says which new columns are none of padding.
-
-        Args:
-            valid: boolean ``(rows, length)``.
-
-        Raises:
-            ConfigurationError: a row has some.
-        """
+        """Refuse tokens behind padding that is behind a token; boolean ``(rows, length)``, true for tokens."""
         begun = (self.seen > 0)[:, None] | (valid.cumsum(dim=1) > 0)
         ended = self.ended[:, None] | ((begun & ~valid).cumsum(dim=1) > 0)
         if bool((ended & valid).any()):
@@ -404,12 +378,7 @@ class RecurrentTable(SlotTable):
         self.ended = ended[:, -1]
 
     def masks(self, mask: object, valid: Tensor) -> object:
-        """The mask of a forward as the model takes it.
-
-        Args:
-            mask: what attention is given.
-            valid: which of the new columns are no padding, ``(batch, length)``: what states are to take in.
-        """
+        """``mask``, by kinds of layers where new columns are padding: states take in ``valid`` ones, ``(batch, length)``."""
         model = self.model
         if model is None or bool(valid.all()):
             return mask

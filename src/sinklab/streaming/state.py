@@ -37,12 +37,7 @@ _WRITTEN = {"shifted": "turned"}
 
 @dataclasses.dataclass(frozen=True)
 class SavedState:
-    """What a file held.
-
-    Attributes:
-        reader: goes on where the saved one was.
-        notes, tensors: whatever else was saved with it.
-    """
+    """What a file held: the reader that goes on, and whatever else was saved with it."""
 
     reader: CacheReader
     notes: Json
@@ -50,11 +45,7 @@ class SavedState:
 
 
 def require_slots(held: PolicyCache | Reader) -> PolicyCache:
-    """The cache that can be saved.
-
-    Raises:
-        ConfigurationError: a policy that keeps no cache of slots.
-    """
+    """The cache that can be saved, of a policy that keeps one of slots."""
     cache = held if isinstance(held, PolicyCache) else getattr(held, "cache", None)
     if not isinstance(cache, PolicyCache) or not isinstance(cache.policy, SlotPolicy):
         raise ConfigurationError(
@@ -146,22 +137,17 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
         settings = {name: record[name] for name in names if record.get(name) is not None}
         policy = policies.make(record["policy"])
         cache = PolicyCache(policy, model, **settings)
-        _fill(cache, record["books"], tensors)
+        table, written = cache.table, {name: read for read, name in _WRITTEN.items()}
+        table.restore(_below("books.", tensors), {written.get(name, name): number for name, number in record["books"].items()})
+        on_device = {name: tensor.to(table.device) for name, tensor in tensors.items()}
+        for index, layer in enumerate(cache.layers):
+            layer.restore(_below(f"layers.{index}.", on_device))
+        table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:  # a file that was written without its SHA-256
         if isinstance(error, SinklabError):
             raise
         raise InputError(f"{path} is damaged: {type(error).__name__} {error}") from error
     return SavedState(CacheReader(model, cache.policy, cache), record["notes"], _below("more.", tensors))
-
-
-def _fill(cache: PolicyCache, numbers: Json, tensors: dict[str, Tensor]) -> None:
-    """Put what was saved into a fresh cache."""
-    table, written = cache.table, {name: read for read, name in _WRITTEN.items()}
-    table.restore(_below("books.", tensors), {written.get(name, name): number for name, number in numbers.items()})
-    on_device = {name: tensor.to(table.device) for name, tensor in tensors.items()}
-    for index, layer in enumerate(cache.layers):
-        layer.restore(_below(f"layers.{index}.", on_device))
-    table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

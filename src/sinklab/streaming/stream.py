@@ -86,7 +86,10 @@ class Stream:
         if stop and tokenizer is None:
             raise ConfigurationError(f"stop strings {list(stop)} need a tokenizer; give one, or stop_ids")
         self.model, self.tokenizer, self.stop, self.chunk = model, tokenizer, tuple(stop), chunk
-        self.stop_ids = frozenset(_end_tokens(model) if stop_ids is None else stop_ids)
+        if stop_ids is None:
+            end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+            stop_ids = [] if end is None else [end] if isinstance(end, int) else list(end)
+        self.stop_ids = frozenset(stop_ids)
         self._sampler = Sampler(Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed), input_device(model))
         self._decoders: list[TextDecoder] = []
         self._logits: Tensor | None = None  # for the next token, (batch, vocab_size), once all is read
@@ -408,9 +411,3 @@ def _padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
     longest = max(map(len, rows))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows], dtype=torch.long)
     return ids, torch.arange(longest) >= torch.tensor([longest - len(row) for row in rows])[:, None]
-
-
-def _end_tokens(model: PreTrainedModel) -> Sequence[int]:
-    """Tokens with which the generation config ends a text."""
-    end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    return [] if end is None else [end] if isinstance(end, int) else list(end)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.policies.base import SlotPolicy
-from sinklab.streaming.rotation import Rotation
+from sinklab.streaming.traits import Rotation
 
 __all__ = ["OrderedStep", "OrderedTable", "PlannedStep", "StaticStep", "Step", "Table"]
 
@@ -297,19 +297,10 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def distances(self, row: int, visible: Tensor) -> tuple[list[int], int]:
-        """Distance of every slot's token to the next token as the scores have it, and the position of that one.
-
-        Args:
-            visible: boolean ``(slots,)``, the slots that the next token sees.
-        """
+        """Distances of all slots' tokens to the next one, which sees ``visible`` ``(slots,)``, and the position of that one."""
 
     def crop(self, keep: int) -> None:
-        """Forget all but the first ``keep`` columns.
-
-        Raises:
-            ConfigurationError: rows do not agree on their tokens, there is padding among those that go, or some that would be
-                held again have been evicted.
-        """
+        """Forget all but the first ``keep`` columns; refused where what is needed then, or padding, is among what goes."""
         if self.rows > 1:
             raise ConfigurationError("a padded batch cannot be cropped: its rows do not agree on their last tokens")
         columns = keep
@@ -339,14 +330,11 @@ class Table(abc.ABC):
 
 @dataclasses.dataclass(eq=False)
 class OrderedStep:
-    """One forward of ``length`` new columns of an :class:`OrderedTable`.
+    """One forward of ``length`` new columns, padding included, behind ``held`` others of an :class:`OrderedTable`.
 
     Attributes:
-        length: columns of the forward, padding included.
-        held: columns in front of the new ones.
-        source: which columns of before these are: ``None`` for all of them, int64 ``(held,)`` alike for all rows, or
-            ``(rows, held)``.
-        filled: both, the keys that a layer returns.
+        source: which columns of before are held: ``None`` for all, int64 ``(held,)`` alike for all rows, or ``(rows, held)``.
+        filled: held and new, the keys that a layer returns.
         attention_mask: 2-D ``(rows, held + length)``, 1 for tokens; ``None`` where there is no padding.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -20,9 +20,7 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, ContractError, SinklabError, UnsupportedModelError
 from sinklab.registry import interventions
 from sinklab.testing._checks import Checks, first_line, tiny_sinklm
-from sinklab.testing.probes import tiny_models
-
-__all__ = ["check_intervention"]
+from sinklab.testing.probes import padded, tiny_models
 
 _ROUNDING = 1e-9
 """Float64 models of two layers, except that angles of rotary embeddings are float32 and the same in both."""
@@ -201,13 +199,16 @@ class _Decoder:
 
     def _check_samples(self, edited: Tensor) -> None:
         tokens, lengths = self.batch["input_ids"], (8, 6, 4)
-        padded = self.run(_padded(tokens, lengths))
+        rows = self.run(padded([tokens[row : row + 1, :length] for row, length in enumerate(lengths)], "left"))
         for sample, length in enumerate(lengths):
             own, edits = tokens[sample : sample + 1], self.edits(sample, sample + 1)
             alone = self.run({"input_ids": own}, edits)[0]
             self.checks.close(alone, edited[sample], _ROUNDING, self.label("batch split"), "outputs of a sample")
-            short = self.run({"input_ids": own[:, :length], **_counted(own[:, :length])}, edits)[0]
-            unpadded = padded[sample][-len(short) :]
+            mask = torch.ones_like(own[:, :length])
+            short = self.run({"input_ids": own[:, :length], "attention_mask": mask, "position_ids": mask.cumsum(1) - 1}, edits)[
+                0
+            ]
+            unpadded = rows[sample][-len(short) :]
             self.checks.close(unpadded, short, _ROUNDING, self.label("left padding"), "outputs of a sample")
 
     def _check_decoding(self, edited: Tensor) -> None:
@@ -306,19 +307,6 @@ def _outputs(model: nn.Module, inputs: Inputs, edits: Edits) -> Tensor:
                 result = run(**inputs)
     outputs: Tensor = result.logits if hasattr(result, "logits") else result.last_hidden_state
     return outputs
-
-
-def _counted(tokens: Tensor) -> Inputs:
-    mask = torch.ones_like(tokens)
-    return {"attention_mask": mask, "position_ids": mask.cumsum(1) - 1}
-
-
-def _padded(tokens: Tensor, lengths: Sequence[int]) -> Inputs:
-    """The first tokens of every row, so many, at its right end; positions count them."""
-    ids, mask = torch.zeros_like(tokens), torch.zeros_like(tokens)
-    for row, length in enumerate(lengths):
-        ids[row, -length:], mask[row, -length:] = tokens[row, :length], 1
-    return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
 def _ungrouped(model: transformers.PreTrainedModel) -> nn.Module:

@@ -18,11 +18,9 @@ from sinklab.policies.full import Full
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.rotation import Rotation, read_rotations
+from sinklab.streaming.traits import Rotation, read_rotations
 from sinklab.testing._checks import Checks, first_line, is_frozen
 from sinklab.testing.probes import tiny_models
-
-__all__ = ["check_policy"]
 
 _LONGEST = 16_384
 """Tokens among which a policy must once hold as many as it says; of small budgets 64 times as many as that."""
@@ -73,7 +71,11 @@ def check_policy(policy: Policy) -> None:
         ContractError: a check failed.
     """
     checks = Checks(f"policy {getattr(policy, 'name', type(policy).__name__)!r}")
-    _check_settings(checks, policy)
+    try:
+        again = policies.make(json.loads(json.dumps(policies.settings(policy))))
+    except (SinklabError, AttributeError, TypeError) as error:
+        raise ContractError(f"{checks.subject} breaks its contract, check 'settings': {error}") from error
+    checks.require(is_frozen(policy) and again == policy, "settings", f"a frozen dataclass equal to {policy}", again)
     _check_max_held(checks, policy)
     steady = 2 * min(policy.max_held(1 << 40), 16)
     if callable(getattr(policy, "visible", None)):
@@ -92,14 +94,6 @@ def check_policy(policy: Policy) -> None:
         raise
     except (SinklabError, RuntimeError, IndexError, TypeError) as error:
         raise ContractError(f"{checks.subject} breaks its contract, check 'reader': {first_line(error)}") from error
-
-
-def _check_settings(checks: Checks, policy: Policy) -> None:
-    try:
-        again = policies.make(json.loads(json.dumps(policies.settings(policy))))
-    except (SinklabError, AttributeError, TypeError) as error:
-        raise ContractError(f"{checks.subject} breaks its contract, check 'settings': {error}") from error
-    checks.require(is_frozen(policy) and again == policy, "settings", f"a frozen dataclass equal to {policy}", again)
 
 
 def _check_max_held(checks: Checks, policy: Policy) -> None:
@@ -228,7 +222,12 @@ def _check_masking(checks: Checks, policy: SlotPolicy | Full, model: PreTrainedM
         expected, tolerance = model(input_ids=tokens, attention_mask=visible, use_cache=False).logits, _EXACT
     else:
         assert isinstance(policy, SlotPolicy)
-        expected, tolerance = _slow_logits(policy, model, tokens), _ROTATED
+        layers = [_SlowLayer(policy, rotation) for rotation in read_rotations(model).layers.values()]
+        cache, logits = Cache(layers=list(layers)), []
+        for token in tokens.split(1, dim=1):
+            position = torch.tensor([[layers[0].get_seq_length()]])
+            logits.append(model(input_ids=token, position_ids=position, **cache_argument(model, cache), use_cache=True).logits)
+        expected, tolerance = torch.cat(logits, dim=1), _ROTATED
     decoded = _read(policy, model, tokens, _singly(tokens))
     checks.close(decoded, expected, tolerance, "evicting is masking", "logits of decoding")
 
@@ -267,15 +266,6 @@ class _SlowLayer(CacheLayerMixin):
         return -1
 
     get_max_cache_shape = get_max_length
-
-
-def _slow_logits(policy: SlotPolicy, model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    layers = [_SlowLayer(policy, rotation) for rotation in read_rotations(model).layers.values()]
-    cache, logits = Cache(layers=list(layers)), []
-    for token in tokens.split(1, dim=1):
-        position = torch.tensor([[layers[0].get_seq_length()]])
-        logits.append(model(input_ids=token, position_ids=position, **cache_argument(model, cache), use_cache=True).logits)
-    return torch.cat(logits, dim=1)
 
 
 @torch.no_grad()

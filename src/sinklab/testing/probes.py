@@ -16,8 +16,6 @@ from sinklab.results.metric import Metric
 from sinklab.results.table import make_table, unpacked
 from sinklab.testing._checks import Checks
 
-__all__ = ["check_probe", "tiny_models"]
-
 _NUMBERS = ("layer", "head", "query_position", "key_position")
 _COORDINATES = ("metric", "module", *_NUMBERS)
 
@@ -101,8 +99,8 @@ def check_probe(probe_class: type[Probe], **parameters: object) -> None:
         half.merge(measure({"input_ids": sample} for sample in samples[1:]))
         _check_same(checks, _check_rows(checks, probe_class, half), rows, f"split and merge ({name})")
         for side in ("left", "right"):
-            padded = _check_rows(checks, probe_class, measure([_padded(samples, side)]))
-            _check_same(checks, padded, rows, f"{side} padding ({name})")
+            as_batch = _check_rows(checks, probe_class, measure([padded(samples, side)]))
+            _check_same(checks, as_batch, rows, f"{side} padding ({name})")
 
 
 def _check_declaration(checks: Checks, probe_class: type[Probe]) -> None:
@@ -167,7 +165,8 @@ def _check_same(
         checks.require(near and values[cell][1] == count, check, f"{value} of {count} at {_words(cell)}", values[cell])
 
 
-def _padded(samples: list[Tensor], side: str) -> dict[str, Tensor]:
+def padded(samples: list[Tensor], side: str) -> dict[str, Tensor]:
+    """Samples ``(1, length)`` as one batch with padding at a side, its mask, and positions that count tokens."""
     longest = max(sample.shape[1] for sample in samples)
     ids, mask = (torch.zeros(len(samples), longest, dtype=torch.int64) for _ in range(2))
     for row, sample in enumerate(samples):

@@ -11,8 +11,6 @@ from sinklab.registry import tasks
 from sinklab.tasks.base import Axis, Document, Score, Task
 from sinklab.testing._checks import Checks, first_line, is_frozen
 
-__all__ = ["check_task"]
-
 
 def check_task(
     task: Task | type[Task], *, encoder: Encoder | None = None, budget: int = 96, items: int = 4, **settings: object
@@ -30,7 +28,10 @@ def check_task(
     cls = task if isinstance(task, type) else type(task)
     check = Checks(f"task {getattr(cls, 'name', cls.__name__)!r}")
     made = _settings(check, cls(**settings) if isinstance(task, type) else task)
-    encoder = _embedded() if encoder is None else encoder
+    if encoder is None:
+        from sinklab.models.loading import load_model
+
+        encoder = load_model("embedded:softmax", device="cpu").encoder
     drawn, again, other = (list(made.documents(encoder, budget=budget, items=items, seed=seed)) for seed in (0, 0, 1))
     check.require(len(drawn) > 0, "documents", "at least one", "none")
     check.require(drawn == again, "seed", "the same documents from the same seed", "others")
@@ -84,9 +85,3 @@ def _check_document(check: Checks, task: Task, document: Document) -> None:
     if document.fact is not None:
         told = document.context[document.fact :]
         check.require(document.answer in told, "fact", f"the answer {document.answer!r} in what the fact begins", told[:80])
-
-
-def _embedded() -> Encoder:
-    from sinklab.models.loading import load_model
-
-    return load_model("embedded:softmax", device="cpu").encoder

@@ -31,20 +31,6 @@ from sinklab.sinks import SinkFinder, Sinks
 from sinklab.training.record import RunTable
 from sinklab.training.rows import TextRows, token_losses, windowed_losses
 
-__all__ = [
-    "HEADLINE",
-    "PROBES",
-    "READOUT",
-    "TOKENS_PER_FORWARD",
-    "SinkCallback",
-    "SinkMeasurement",
-    "headline_metrics",
-    "log_between",
-    "measure_sinks",
-    "measuring",
-    "tracked",
-]
-
 HEADLINE: dict[str, tuple[str, str, Literal["value", "key_position"]]] = {
     "sink_rate": ("gu2024", "at position 0", "value"),
     "sink_rate_max": ("sink_position_rate", "of the strongest sink", "value"),
@@ -301,7 +287,12 @@ def measure_sinks(
     Raises:
         UnsupportedModelError: a model that predicts no next token: its losses, and its windows, would say nothing.
     """
-    _require_next_token(model)
+    kind, two_sided = loss_kind(model), bool(getattr(model.config, "is_encoder_decoder", False))
+    has_head = model.get_output_embeddings() is not None
+    if kind != "next token" and (kind is not None or two_sided or not has_head or looks_ahead(model)):
+        raise UnsupportedModelError(
+            f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} has none"
+        )
     rows = TextRows.of(rows).to(model.device)
     length = rows.ids.shape[1]
     size = max(1, TOKENS_PER_FORWARD // length)
@@ -344,16 +335,6 @@ def measure_sinks(
     headline = dict(zip(HEADLINE, numbers, strict=True))
     of_table = [*(row for row in measured if _wanted(row, strongest)), *readout]
     return SinkMeasurement(of_table, headline, session.operation, sinks)
-
-
-def _require_next_token(model: PreTrainedModel) -> None:
-    kind, two_sided = loss_kind(model), bool(getattr(model.config, "is_encoder_decoder", False))
-    has_head = model.get_output_embeddings() is not None
-    if kind == "next token" or (kind is None and not two_sided and has_head and not looks_ahead(model)):
-        return
-    raise UnsupportedModelError(
-        f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} has none"
-    )
 
 
 def _measured(

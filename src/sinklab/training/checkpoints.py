@@ -13,8 +13,6 @@ from sinklab.errors import InputError
 from sinklab.results.file import flush
 from sinklab.results.folder import system_error
 
-__all__ = ["PREFIX", "STAGING", "complete", "newest", "prune", "saved_steps", "step_of", "writing"]
-
 PREFIX = "checkpoint-"
 STAGING = ".incomplete"
 """Folder beside the checkpoints in which the next one is written."""
@@ -66,11 +64,7 @@ def prune(folder: Path, keep: int | None) -> None:
 
 @contextlib.contextmanager
 def writing(what: str, folder: Path, staged: Path | None = None) -> Iterator[None]:
-    """Turn a failure to write into one sentence, and leave nothing half behind.
-
-    Raises:
-        InputError: the disk is full, or the files cannot be written for another reason of the system's.
-    """
+    """Turn a failure to write into one sentence, and leave nothing half behind."""
     try:
         yield
     except Exception as error:

@@ -19,10 +19,19 @@ from sinklab.results.blocks import counted
 from sinklab.results.run import Progress, silent
 from sinklab.training.config import DataConfig, PretrainingConfig
 from sinklab.training.rows import RandomPositions, RowDataset, TextRows, kept_rows
-from sinklab.training.token_cache import TokenStream, cached_folder, hash_key, storing, write_stream
-from sinklab.training.tokenizer import encode, hash_tokenizer, load_tokenizer, special_ids, train_bpe, vocabulary_size
-
-__all__ = ["PreparedData", "prepare_data"]
+from sinklab.training.tokenizer import (
+    TokenStream,
+    cached_folder,
+    encode,
+    hash_key,
+    hash_tokenizer,
+    load_tokenizer,
+    special_ids,
+    storing,
+    train_bpe,
+    vocabulary_size,
+    write_stream,
+)
 
 FORMAT = 1
 """Of the cache; a change of how text becomes tokens needs another number, or old folders would be taken for new ones."""
@@ -128,7 +137,10 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = si
         ConfigurationError: settings that this corpus or tokenizer cannot follow.
     """
     data, context = config.data, config.model.max_position_embeddings
-    corpus = _resolve(data)
+    settings = data.model_dump(include={"subset", "revision", "train_split", "held_out_split", "text_column"})
+    if data.train_split == "train":
+        del settings["train_split"]  # the default, which texts that are no dataset need not refuse
+    corpus = resolve_corpus(data.corpus, **settings)
     if corpus.endless and data.max_tokens is None:
         tokens = config.training.steps * config.training.batch_size * context
         raise ConfigurationError(
@@ -207,13 +219,6 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = si
             },
         },
     )
-
-
-def _resolve(data: DataConfig) -> Corpus:
-    settings = data.model_dump(include={"subset", "revision", "train_split", "held_out_split", "text_column"})
-    if data.train_split == "train":
-        del settings["train_split"]  # the default, which texts that are no dataset need not refuse
-    return resolve_corpus(data.corpus, **settings)
 
 
 def _tokenizer(data: DataConfig, corpus: Corpus, source: dict[str, object], cache: Path) -> PreTrainedTokenizerBase:

@@ -21,8 +21,6 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.training.checkpoints import PREFIX, newest
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["build_model", "load_weights", "weights_folder"]
-
 CHANGEABLE = {
     *("operation", "position", "window", "prefix", "max_position_embeddings", "initialization", "initializer_range"),
     *("norm_eps", "vocab_size"),
@@ -31,14 +29,8 @@ CHANGEABLE = {
 
 
 def build_model(config: PretrainingConfig, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> SinkLM:
-    """The model of a configuration with weights drawn from ``training.seed``; the vocabulary is the tokenizer's.
-
-    Args:
-        vocab_size: of the tokenizer; the model's is the next multiple of ``training.vocab_multiple``.
-
-    Raises:
-        ConfigurationError: another ``model.vocab_size`` was asked for.
-    """
+    """The model of a configuration with weights drawn from ``training.seed`` and the tokenizer's vocabulary, rounded up to
+    the next multiple of ``training.vocab_multiple``; another ``model.vocab_size`` is refused."""
     multiple = config.training.vocab_multiple
     size = -(-vocab_size // multiple) * multiple
     if config.model.vocab_size not in (size, Architecture.model_fields["vocab_size"].default):
@@ -53,14 +45,8 @@ def build_model(config: PretrainingConfig, tokenizer: PreTrainedTokenizerBase, v
 
 
 def weights_folder(source: Path) -> Path:
-    """The directory of weights that ``init_from`` means: a model's own, the model of a run or its newest checkpoint.
-
-    ``embedded:NAME`` is the directory of an embedded model.
-
-    Raises:
-        UnknownNameError: ``embedded:`` and no such model.
-        InputError: nothing of the kind there.
-    """
+    """The directory of weights that ``init_from`` means: a model's own (``embedded:NAME`` too), a run's, or its newest
+    checkpoint's."""
     if not source.is_dir() and not str(source).startswith("embedded:"):
         raise InputError(f"there is no directory {source} to take weights from")
     folder = locate(str(source), None, trust_remote_code=False).folder
@@ -106,7 +92,9 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
         if config.operation["name"] == model.config.operation["name"]:
             _copy(stored, buffers)
         else:
-            _prepare_operations(model)
+            for layer in model.modules():
+                if isinstance(layer, SinkLMLayer):
+                    layer.self_attn.operation.prepare(layer.self_attn)
     known = {*targets, *buffers, *model.all_tied_weights_keys}
     return {
         "path": name,
@@ -120,7 +108,8 @@ def load_weights(model: SinkLM, folder: Path) -> dict[str, object]:
 def _misshapen(stored: Mapping[str, Tensor], targets: Mapping[str, Tensor], name: str) -> set[str]:
     """Parameters of the operation that have another shape in the model."""
     misshapen = [key for key in targets if key in stored and stored[key].shape != targets[key].shape]
-    if wrong := [key for key in misshapen if not _is_of_operation(key)]:
+    # What an operation learns may have another shape with each of its settings.
+    if wrong := [key for key in misshapen if f".{ATTRIBUTE}." not in key and not key.startswith("front_tokens.")]:
         raise InputError(
             f"the weights of {name} do not fit: {wrong[0]} has the shape {tuple(stored[wrong[0]].shape)} there and "
             f"{tuple(targets[wrong[0]].shape)} here"
@@ -131,13 +120,6 @@ def _misshapen(stored: Mapping[str, Tensor], targets: Mapping[str, Tensor], name
 def _copy(stored: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
     for key in targets.keys() & stored.keys():
         targets[key].copy_(stored[key])
-
-
-def _prepare_operations(model: SinkLM) -> None:
-    """Have the operation of every layer take from the weights what it needs."""
-    for module in model.modules():
-        if isinstance(module, SinkLMLayer):
-            module.self_attn.operation.prepare(module.self_attn)
 
 
 def _fitting_config(folder: Path, ours: SinkLMConfig) -> SinkLMConfig:
@@ -155,11 +137,6 @@ def _fitting_config(folder: Path, ours: SinkLMConfig) -> SinkLMConfig:
     if different:
         raise InputError(f"the weights of {folder} do not fit model: {'; '.join(different)}")
     return theirs
-
-
-def _is_of_operation(key: str) -> bool:
-    """Whether a parameter is what the operation learns, of which each setting may have another shape."""
-    return f".{ATTRIBUTE}." in key or key.startswith("front_tokens.")
 
 
 def _fold_scales(stored: dict[str, Tensor], targets: Mapping[str, Tensor]) -> None:

@@ -19,18 +19,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.training.checkpoints import step_of
 from sinklab.training.config import PretrainingConfig
 
-__all__ = [
-    "chosen_device",
-    "chosen_dtype",
-    "compiles",
-    "default_cache",
-    "has_bfloat16",
-    "is_main",
-    "process_settings",
-    "trackers",
-    "training_arguments",
-]
-
 RECOMPUTE = "activation_checkpointing" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient_checkpointing"
 """Argument by which activations are computed again in the backward pass: renamed in 5.23, which warns of the old name."""
 
@@ -77,11 +65,7 @@ def is_main() -> bool:
 
 
 def chosen_device(config: PretrainingConfig) -> str:
-    """``cpu`` or ``cuda``.
-
-    Raises:
-        ConfigurationError: cuda is asked for and not there.
-    """
+    """``cpu`` or ``cuda``, which must be there if it is asked for."""
     wanted = config.training.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(f"training.device is cuda and this machine's torch {torch.__version__} sees no GPU; use cpu")
@@ -100,21 +84,13 @@ def has_bfloat16(device: str) -> bool:
 
 
 def chosen_dtype(config: PretrainingConfig) -> str:
-    """``bfloat16`` (autocast) or ``float32``.
-
-    Raises:
-        ConfigurationError: cuda is asked for and not there.
-    """
+    """``bfloat16`` (autocast) or ``float32``."""
     device, wanted = chosen_device(config), config.training.dtype
     return ("bfloat16" if has_bfloat16(device) else "float32") if wanted == "auto" else wanted
 
 
 def compiles(config: PretrainingConfig) -> bool:
-    """Whether the model is compiled.
-
-    Raises:
-        ConfigurationError: it must be and there is no compiler.
-    """
+    """Whether the model is compiled; where it must be, there must be a compiler."""
     wanted = config.training.compile
     possible = chosen_device(config) == "cuda" or any(
         shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++")
@@ -127,12 +103,7 @@ def compiles(config: PretrainingConfig) -> bool:
 
 
 def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArguments:
-    """What the configuration means to transformers; setting it up joins the processes of a distributed run.
-
-    Raises:
-        ConfigurationError: a batch that cannot be divided among the processes and their micro-batches, or an optimiser that
-            cannot be sharded.
-    """
+    """What the configuration means to transformers; setting it up joins the processes of a distributed run."""
     training, device = config.training, chosen_device(config)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     share = training.batch_size // world
@@ -185,11 +156,7 @@ def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArgument
 def trackers(
     config: PretrainingConfig, arguments: TrainingArguments, out: Path, checkpoint: Path | None
 ) -> list[TrainerCallback]:
-    """Callbacks of the trackers that need a folder of ours; the others are made by ``report_to``.
-
-    Raises:
-        ConfigurationError: a tracker that is not installed.
-    """
+    """Callbacks of the trackers that need a folder of ours; the others are made by ``report_to``."""
     for name in config.training.report_to:
         if importlib.util.find_spec(name) is None:
             raise ConfigurationError(f"training.report_to names {name}, which is not installed; try: pip install {name}")

@@ -18,19 +18,11 @@ from sinklab.results.blocks import counted
 from sinklab.results.run import Result
 from sinklab.results.table import COLUMNS, append, make_table, read_run, read_table, write_json, write_table
 
-__all__ = ["RunRecord", "RunTable", "Status", "library_versions", "newest", "read_result", "result_of", "weights_sha256"]
-
 Status = Literal["finished", "diverged", "stopped"]
 
 
 class RunRecord:
-    """``run.json`` while the run goes; written anew, whole, whenever something is known.
-
-    Args:
-        folder: output directory of the run.
-        fields: what is known from the start.
-        writes: whether this process writes files.
-    """
+    """``run.json`` while the run goes; written anew, whole, whenever something is known, by the process that ``writes``."""
 
     def __init__(self, folder: Path, fields: dict[str, Any], *, writes: bool = True) -> None:
         self.path, self.fields, self.writes = folder / "run.json", fields, writes
@@ -57,11 +49,7 @@ def result_of(folder: Path, table: pd.DataFrame, record: dict[str, Any]) -> Resu
 
 
 def read_result(folder: Path) -> Result:
-    """The result of a run that has ended, from its output directory.
-
-    Raises:
-        InputError: no run there, or one that has not ended.
-    """
+    """The result of a run that has ended, from its output directory."""
     record = read_run(folder)
     if record.get("kind") != "pretrain" or "result" not in record:
         raise InputError(f"{folder} holds no run of pretrain that has ended (status {record.get('status')!r} in run.json)")
@@ -157,12 +145,7 @@ class RunTable:
             self._loose = []
 
     def resume(self, step: int) -> None:
-        """Take over the rows that an earlier process wrote, up to ``step``; what came later will be measured again.
-
-        Raises:
-            InputError: the file is not there.
-            ResultError: it does not follow the schema.
-        """
+        """Take over the rows that an earlier process wrote, up to ``step``; what came later will be measured again."""
         assert self.path is not None  # a table in memory has no earlier process
         earlier = read_table(self.path)
         self._packed, self._loose = [_packed(earlier[earlier["step"] <= step])], []

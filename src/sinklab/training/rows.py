@@ -18,9 +18,7 @@ from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import on_seam_modules
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.losses import cross_entropies
-from sinklab.training.token_cache import TokenStream
-
-__all__ = ["RandomPositions", "RowDataset", "TextRows", "kept_rows", "limited_attention", "token_losses", "windowed_losses"]
+from sinklab.training.tokenizer import TokenStream
 
 KEPT, DRAWN = 0, 1
 """What a draw is for; keeps the draws of one seed apart."""

@@ -1,32 +1,28 @@
-"""Tokenizers of pre-training: a byte-level BPE trained on the spot, or one that is given; and text to token ids in bulk."""
+"""Text to token ids: tokenizers trained or given, encoding in bulk, and encoded text in folders that runs share."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+import math
+import shutil
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from sinklab.errors import InputError
-
-__all__ = [
-    "BOS",
-    "EOS",
-    "Piece",
-    "beginning_as_rows",
-    "encode",
-    "hash_tokenizer",
-    "load_tokenizer",
-    "special_ids",
-    "train_bpe",
-    "vocabulary_size",
-]
+from sinklab.results.file import flush
+from sinklab.results.folder import FolderLock
+from sinklab.training.checkpoints import writing
 
 BOS, EOS = "<|bos|>", "<|eos|>"
 
@@ -40,9 +36,7 @@ CHUNK = 1 << 21
 def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE in GPT-2's manner with ``<|bos|>`` (id 0, put in front of a text) and ``<|eos|>`` (id 1, also padding).
 
-    Args:
-        texts: read once.
-        vocab_size: with the two special tokens and the 256 bytes; fewer where the texts have too few pairs to merge.
+    ``vocab_size`` counts these and the 256 bytes; texts with too few pairs to merge, which are read once, give fewer.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -65,11 +59,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer in a directory, or of that name on the hub; code that comes with it is never run.
-
-    Raises:
-        InputError: there is none, or it cannot be loaded.
-    """
+    """The tokenizer in a directory, or of that name on the hub; code that comes with it is never run."""
     path = Path(name).expanduser()
     if path.is_dir() and not any(next(path.glob(pattern), None) for pattern in TOKENIZER_FILES):
         raise InputError(f"data.tokenizer {name!r} is a directory without the files of a tokenizer, such as tokenizer.json")
@@ -82,12 +72,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def beginning_as_rows(tokenizer: PreTrainedTokenizerBase, bos: bool) -> PreTrainedTokenizerBase:
-    """A tokenizer that begins a text as the rows of a training begin, for those who use the trained model.
+    """A tokenizer that begins a text as the rows of a training begin: itself, also where it is a slow one, or a copy.
 
     Without it a model that was trained without BOS reads, in every program, a token that it has never seen.
-
-    Returns:
-        The tokenizer itself where it does so already, or where it is not a fast one, whose own code decides; else a copy.
     """
     if tokenizer.bos_token_id is None or _begins(tokenizer) == bos:
         return tokenizer
@@ -128,13 +115,7 @@ def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class Piece(NamedTuple):
-    """Token ids of a document or, of a very long one, a part.
-
-    Args:
-        ids: int64 ``(tokens,)``, without special tokens.
-        characters: of the text.
-        first, last: whether the document begins and ends here.
-    """
+    """Token ids, int64 ``(tokens,)`` and none special, of a document or of the ``first`` or ``last`` part of a long one."""
 
     ids: np.ndarray
     characters: int
@@ -197,3 +178,140 @@ def _cut(document: str, start: int) -> int:
         if cut >= 0:
             return cut + 1
     return stop
+
+
+class StreamIdentity(TypedDict):
+    """Which documents a stream has; ``sha256`` is that of the bytes of ``tokens.bin``."""
+
+    documents: int
+    characters: int
+    tokens: int
+    dtype: str
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenStream:
+    """Documents end to end, in a folder of :func:`write_stream`; its ``identity`` has their counts, dtype and SHA-256."""
+
+    folder: Path
+    identity: StreamIdentity
+
+    @classmethod
+    def open(cls, folder: Path) -> TokenStream:
+        """The stream in a folder; files that are missing, or of another length than was written, are refused."""
+        try:
+            identity = json.loads((folder / "identity.json").read_text(encoding="utf-8"))
+            size = (folder / "tokens.bin").stat().st_size
+        except (OSError, ValueError) as error:
+            raise InputError(f"the encoded text in {folder} is damaged ({error}); delete the folder") from None
+        expected = identity["tokens"] * np.dtype(identity["dtype"]).itemsize
+        if size != expected:
+            raise InputError(
+                f"the encoded text in {folder} is damaged: tokens.bin has {size} of {expected} bytes; delete the folder"
+            )
+        return cls(folder, identity)
+
+    def tokens(self) -> np.ndarray:
+        """All token ids, ``(tokens,)``, uint16 or uint32, mapped from disk."""
+        return np.memmap(self.folder / "tokens.bin", dtype=self.identity["dtype"], mode="r")
+
+    def starts(self) -> np.ndarray:
+        """Positions at which documents begin, ascending, int64 ``(documents,)``, mapped from disk."""
+        return np.load(self.folder / "starts.npy", mmap_mode="r")
+
+
+def hash_key(settings: object) -> str:
+    """Sixteen hexadecimal digits that stand for JSON-like settings in the name of a folder."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def cached_folder(cache: Path, name: str, build: Callable[[Path], None]) -> Path:
+    """The folder ``cache/name``; if it is not there, what ``build`` writes into a folder that then takes this name.
+
+    Processes that want the same folder wait for the first one; a build that was killed leaves nothing that is read.
+    """
+    folder = cache / name
+    if folder.is_dir():
+        return folder
+    with storing(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(folder, patience=math.inf)
+    with lock:
+        if folder.is_dir():
+            return folder
+        for left_over in cache.glob(f".{name}.*.partial"):  # of a process that was killed: living ones hold the lock
+            shutil.rmtree(left_over)
+        with storing(cache):
+            work = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=cache))
+        try:
+            build(work)
+            with storing(cache):
+                for path in work.iterdir():
+                    flush(path)
+                work.chmod(0o755)
+                work.rename(folder)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
+    return folder
+
+
+def storing(cache: Path) -> contextlib.AbstractContextManager[None]:
+    """Errors of writing to the cache, and of nothing else, as one sentence."""
+    return writing("the encoded text", cache)
+
+
+def write_stream(
+    folder: Path,
+    pieces: Iterable[Piece],
+    *,
+    bos: int | None,
+    eos: int | None,
+    vocab_size: int,
+    limit: int | None,
+    progress: Callable[[int], None],
+) -> None:
+    """Write documents end to end, with ids before and after each: ``tokens.bin`` (little-endian), ``starts.npy``,
+    ``identity.json``.
+
+    Ids have uint16 up to a vocabulary of 65,536, uint32 above. At the ``limit`` of tokens, in the middle of a document if need
+    be, no more documents are read; ``progress`` is called with the tokens so far.
+    """
+    dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+    starts = array("q")
+    digest = hashlib.sha256()
+    tokens = characters = 0
+    with storing(folder.parent):
+        file = (folder / "tokens.bin").open("wb")
+    try:
+        for piece in pieces:
+            if len(piece.ids) and piece.ids.max() >= vocab_size:
+                raise InputError(f"the tokenizer gave the id {piece.ids.max()}, beyond its vocabulary of {vocab_size} ids")
+            if piece.first:
+                starts.append(tokens)
+            front, back = [bos] if bos is not None and piece.first else [], [eos] if eos is not None and piece.last else []
+            parts = (front, piece.ids, back)
+            ids = np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
+            ids = ids if limit is None else ids[: limit - tokens]
+            data = ids.tobytes()
+            with storing(folder.parent):
+                file.write(data)
+            digest.update(data)
+            tokens += len(ids)
+            # Where a token ends in the text is not known here, so a text that was cut counts by its share of tokens.
+            kept = min(len(piece.ids), max(0, len(ids) - len(parts[0])))
+            characters += round(piece.characters * kept / len(piece.ids)) if len(piece.ids) else 0
+            progress(tokens)
+            if tokens == limit:
+                break
+    finally:
+        with storing(folder.parent):
+            file.close()
+    if not tokens:
+        raise InputError("the corpus is empty: none of its documents holds a token")
+    counts = {"documents": len(starts), "characters": characters, "tokens": tokens}
+    identity = {**counts, "dtype": dtype.str, "sha256": digest.hexdigest()}
+    with storing(folder.parent):
+        np.save(folder / "starts.npy", np.frombuffer(starts, dtype=np.int64))
+        (folder / "identity.json").write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")

@@ -26,7 +26,7 @@ from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import read_run
 from sinklab.sinks.short_rows import few_queries_warning, short_documents_warning
 from sinklab.training import checkpoints
-from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
+from sinklab.training.bookkeeping import METRICS, Bookkeeper, Display, display, save_model, stoppable
 from sinklab.training.callback import PROBES, READOUT, SinkCallback
 from sinklab.training.checkpoints import saved_steps, step_of
 from sinklab.training.config import PretrainingConfig
@@ -43,7 +43,6 @@ from sinklab.training.process import (
     trackers,
     training_arguments,
 )
-from sinklab.training.progress import Display, display
 from sinklab.training.record import (
     RunRecord,
     RunTable,
@@ -58,8 +57,6 @@ from sinklab.training.rows import TextRows
 from sinklab.training.tokenizer import beginning_as_rows
 from sinklab.training.trainer import PretrainingTrainer
 
-__all__ = ["earlier_run", "is_unfinished", "refuse_unfinished", "require_same_config", "require_same_text", "run_training"]
-
 PLACE = {
     *("training.threads", "training.device", "training.parallel", "training.micro_batch_size", "training.compile"),
     *("training.gradient_checkpointing", "training.save_every", "training.keep", "training.report_to"),
@@ -68,11 +65,7 @@ PLACE = {
 
 
 def refuse_unfinished(out: Path) -> None:
-    """Say of a folder with a run of pre-training that has not ended that it can be resumed, before it is replaced.
-
-    Raises:
-        InputError: there is such a run.
-    """
+    """Say of a folder with a run of pre-training that has not ended that it can be resumed, before it is replaced."""
     if is_unfinished(out):
         raise InputError(
             f"output directory {out} exists, with a run that has not ended; go on with it by `resume`, choose another with "
@@ -89,12 +82,7 @@ def is_unfinished(out: Path) -> bool:
 
 
 def earlier_run(out: Path, config: PretrainingConfig, init_from: Path | None) -> dict[str, Any] | None:
-    """The record of the run to go on with; ``None`` when there is nothing yet.
-
-    Raises:
-        InputError: something else is in the folder.
-        ConfigurationError: the run has another configuration or started from other weights.
-    """
+    """The record of the run to go on with; ``None`` when there is nothing yet. Another run, or what is none, is refused."""
     if not out.is_dir() or not any(out.iterdir()):
         return None
     if not (out / "run.json").is_file():
@@ -128,11 +116,7 @@ def _require_same_sharding(earlier: dict[str, Any], config: PretrainingConfig, o
 
 
 def require_same_text(earlier: dict[str, Any] | None, data: PreparedData, out: Path) -> None:
-    """Refuse to go on with a run on a text that has become another since.
-
-    Raises:
-        InputError: tokens or tokenizer differ.
-    """
+    """Refuse to go on with a run on a text that has become another since."""
     then, now = (earlier or {}).get("data"), data.identity
     if then is None or (then["sha256"], then["tokenizer"]["sha256"]) == (now["sha256"], now["tokenizer"]["sha256"]):
         return
@@ -144,11 +128,7 @@ def require_same_text(earlier: dict[str, Any] | None, data: PreparedData, out: P
 
 
 def require_same_config(earlier: dict[str, Any], config: PretrainingConfig, folder: Path) -> None:
-    """Refuse to go on with a run under another configuration.
-
-    Raises:
-        ConfigurationError: fields differ that decide the numbers; all of them are listed.
-    """
+    """Refuse to go on with a run under a configuration that differs in fields that decide the numbers; all are listed."""
     then, now = _flat(earlier["config"]), _flat(config.model_dump(mode="json"))
     different = [
         f"{path} was {then.get(path)!r} and is {now.get(path)!r}"
@@ -273,7 +253,10 @@ def _prepare(
         init_from = None if origin is None else Path(origin)
     source = weights_folder(init_from) if init_from is not None and checkpoint is None else None
     with arguments.main_process_first(local=True):
-        data = prepare_data(_with_tokenizer(config, checkpoint if init_from else source), cache, screen.preparing)
+        named, trained = config, checkpoint if init_from else source  # whose tokenizer is taken, unless one is named
+        if config.data.tokenizer is None and trained is not None and (trained / "tokenizer_config.json").is_file():
+            named = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(trained)})})
+        data = prepare_data(named, cache, screen.preparing)
     require_same_text(earlier, data, out)
     if config.training.dtype == "bfloat16" and not has_bfloat16(chosen_device(config)):
         screen.note("this device has no instructions for bfloat16, and steps in it are many times slower than in float32")
@@ -424,13 +407,6 @@ def _take_down(run: Prepared, start: dict[str, Any] | None) -> None:
         resumed=resumed,
         **{**facts, "versions": {**facts["versions"], **library_versions()}},
     )
-
-
-def _with_tokenizer(config: PretrainingConfig, folder: Path | None) -> PretrainingConfig:
-    """The configuration with the tokenizer that the weights in ``folder`` were trained with, unless one is named."""
-    if folder is None or config.data.tokenizer is not None or not (folder / "tokenizer_config.json").is_file():
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(folder)})})
 
 
 def _about(start: dict[str, Any], model: SinkLM) -> str:

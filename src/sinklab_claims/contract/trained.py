@@ -167,14 +167,15 @@ class TrainedModel(MeasuredModel):
 Kind = Literal["decoder", "encoder", "encoder-decoder", "image model"]
 """What a model reads and predicts: ``decoder``, the next token; ``encoder``, a text that it sees whole."""
 
-Reads = Literal["samples", "context", "long"]
-"""What a claim reads: rows of 64 tokens, of the context of the training, or of four times that."""
+Reads = Literal["samples", "context", "long", "past the training"]
+"""What a claim reads: rows of 64 tokens, of the context of the training, texts longer than a cache, or than the training."""
 
 LONGEST, LONGEST_STREAM = 2048, 16_384
 """Tokens of the longest rows that read-outs get, and of the longest text that is read to its end."""
 
-LONG, STREAMS = 4, 16
-"""Times the trained context that long texts have, and such texts of a draw."""
+LONG, STREAMS, STREAMED = 4, 16, 1024
+"""Times a cache or the trained context that long texts have, such texts of a draw, and tokens of one, unless others are asked
+for or the trained context is less than a quarter of that."""
 
 
 class Checkpoint(MeasuredModel):
@@ -183,10 +184,11 @@ class Checkpoint(MeasuredModel):
     Args:
         corpus: text that the tokenizer can read.
         seed: of the draw of the rows.
+        streamed: tokens of a long text.
     """
 
-    def __init__(self, loaded: LoadedModel, corpus: Corpus, seed: int = 0) -> None:
-        self._loaded, self.corpus, self.draw = loaded, corpus, seed
+    def __init__(self, loaded: LoadedModel, corpus: Corpus, seed: int = 0, streamed: int = STREAMED) -> None:
+        self._loaded, self.corpus, self.draw, self.streamed = loaded, corpus, seed, streamed
 
     @property
     def loaded(self) -> LoadedModel:
@@ -222,13 +224,18 @@ class Checkpoint(MeasuredModel):
         length = self.context if seq_len is None else min(seq_len, trained_length(self.loaded.model) or seq_len)
         return self._sample(samples, length).to(self.loaded.device)
 
-    def streams(self, number: int = STREAMS) -> Tensor:
-        """Long texts, four times the trained context each: int64 ``(number, 4 · trained_on)`` on the CPU.
+    def streams(self, number: int = STREAMS, *, past_training: bool = False) -> Tensor:
+        """Long texts: int64 ``(number, streamed)`` on the CPU, at most four times the trained context.
+
+        Args:
+            past_training: as many as that, however many are asked for: what is said is about texts longer than the training.
 
         Raises:
             DoesNotApply: a context so long that nobody waits for four of it.
         """
         length = LONG * self.trained_on
+        if not past_training:
+            return self._sample(number, min(length, self.streamed))
         if length > LONGEST_STREAM:
             raise DoesNotApply(
                 f"it was trained on {self.trained_on:,} tokens, and texts {LONG} times as long, {length:,} tokens, are more "
@@ -254,7 +261,9 @@ def rows_read(checkpoint: Checkpoint, reads: Reads) -> Tensor:
     """
     if reads == "context":
         checkpoint.rows(32)
-    return checkpoint.streams() if reads == "long" else checkpoint.rows(100, 64)
+    if reads in ("long", "past the training"):
+        return checkpoint.streams(past_training=reads != "long")
+    return checkpoint.rows(100, 64)
 
 
 def kind_of(loaded: LoadedModel) -> Kind:

@@ -21,7 +21,7 @@ from sinklab.streaming.traits import fingerprint
 from sinklab.training.process import default_cache
 from sinklab_claims.contract.claim import CHECKPOINT, Claim, OnCheckpoint
 from sinklab_claims.contract.effect import Numbers
-from sinklab_claims.contract.trained import Checkpoint, Kind, Reads, kind_of, not_about, rows_read
+from sinklab_claims.contract.trained import STREAMED, Checkpoint, Kind, Reads, kind_of, not_about, rows_read
 from sinklab_claims.reproduce.claims import claim_called
 from sinklab_claims.reproduce.on_trainings import about, kept_of, table_of, written
 from sinklab_claims.reproduce.store import Task, keeping, run_missing
@@ -45,6 +45,7 @@ class Subject:
         corpus, text: what the corpus is made by; its name and identity, empty for a model of images.
         tokens: a hash of rows as the model reads them.
         refused: what the claims may read to why they cannot; text of another length than the model has.
+        length: tokens of long texts that were asked for.
     """
 
     name: str
@@ -58,13 +59,14 @@ class Subject:
     text: str = ""
     tokens: str = ""
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
+    length: int = STREAMED
 
     def task(self, claim: str, seed: int, out: Path) -> Task:
         """What is measured of it on a draw of texts; one process does all claims of a model and a draw."""
         read = {"weights": self.revision, "config": self.config, "text": self.text, "tokens": self.tokens}
         batch = f"{Path(self.source).name} {self.revision[-8:]} seed {seed}"
         folder = out / "measured" / CHECKPOINT
-        return Task(folder, claim, {"seed": seed, **read}, batch, model=self.source, corpus=self.corpus)
+        return Task(folder, claim, {"seed": seed, **read}, batch, model=self.source, corpus=self.corpus, length=self.length)
 
     def not_about(self, how: OnCheckpoint) -> str:
         """Why a claim says nothing about it, as far as that is known before anything is measured."""
@@ -88,6 +90,7 @@ def reproduce_on(
     names: Sequence[str],
     *,
     corpora: Sequence[str] = ("python_source",),
+    length: int | None = None,
     seeds: Sequence[int] = (0, 1, 2),
     out: Path = Path("sinklab-claims"),
     jobs: int | None = None,
@@ -103,6 +106,7 @@ def reproduce_on(
         models: directories, hub ids, embedded models; ``NAME=DIR`` calls a directory NAME in results.
         names: claims, all of them with a ``checkpoint``.
         corpora: one for all models, or one for each.
+        length: tokens of a text that claims about caches read; a number of its own by default.
         seeds: of draws of texts; three or more for a verdict about a model.
         say: gets warnings about texts.
         progress: called with models that are opened, and with what is measured.
@@ -123,7 +127,7 @@ def reproduce_on(
     subjects = []
     for number, ((name, source), text) in enumerate(zip(named_sources, texts, strict=True)):
         progress("models and texts", number, len(models))
-        subjects.append(opened_subject(name, source, text, list(named_claims.values()), seeds, say))
+        subjects.append(opened_subject(name, source, text, list(named_claims.values()), seeds, say, length))
     progress("models and texts", len(models), len(models))
     _require_different(subjects)
     for name in named_claims:
@@ -186,6 +190,7 @@ def opened_subject(
     wanted: Sequence[Claim],
     seeds: Sequence[int] = (0,),
     say: Callable[[str], None] = lambda text: None,
+    length: int | None = None,
 ) -> Subject:
     """A model with its text, after both have been tried; ``say`` hears where the tokenizer cannot read the text, or draws of it
     are much alike. Raises as :func:`reproduce_on`."""
@@ -203,7 +208,7 @@ def opened_subject(
     text: Corpus = resolve_corpus(corpus)
     if loaded.tokenizer is None:
         raise InputError(f"{name} came without a tokenizer, and claims are measured on text; add the files of its tokenizer")
-    checkpoint = Checkpoint(loaded, text)
+    checkpoint = Checkpoint(loaded, text, streamed=length or STREAMED)
     refused: dict[str, str] = {}
     for rows in sorted(reads):
         try:
@@ -220,9 +225,10 @@ def opened_subject(
     readable = sorted(reads - refused.keys())
     if warning := next(filter(None, (alike_draws(loaded, text, rows, seeds) for rows in readable)), ""):
         say(f"{name}: {warning}")
+    named = f"{text.label}, {text.identity.revision}" + (f", {length:,} tokens" if length else "")
     # Rows of one length alone, or a claim would be measured anew beside others that read longer ones.
     tokens = hash_tokens(checkpoint.rows(32, 64).cpu()) if readable else ""
-    return dataclasses.replace(subject, text=f"{text.label}, {text.identity.revision}", tokens=tokens, refused=refused)
+    return dataclasses.replace(subject, text=named, tokens=tokens, refused=refused, length=checkpoint.streamed)
 
 
 def alike_draws(loaded: LoadedModel, text: Corpus, reads: Reads, seeds: Sequence[int]) -> str:

@@ -26,6 +26,7 @@ def reproduce(
     *,
     models: Annotated[list[str] | None, WHOLE] = None,
     corpora: Annotated[list[str] | None, WHOLE, "--corpus"] = None,
+    length: int | None = None,
     source: str | None = None,
     cost: str | None = None,
     all_claims: Annotated[bool, "--all"] = False,
@@ -54,6 +55,8 @@ def reproduce(
         models: A directory, a hub id, or embedded:softmax; NAME=DIR gives a directory the name NAME in results.
         corpora: Text for the models, one for all or one for each: a name from 'sinklab list corpora', or a UTF-8 text file.
             By default python_source.
+        length: Tokens of a text that claims about caches read on the models; a cache holds a quarter of them. By default 1,024;
+            at most four times the trained context.
         source: All claims of a paper, such as gu2024.
         cost: Only claims that each take seconds, minutes, hours, or a gpu at the scale, if run alone; the total is shown before
             they start.
@@ -90,8 +93,12 @@ def reproduce(
     claim_names = chosen(
         names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, base=base, on_models=models is not None
     )
-    if models is None and corpora is not None:
-        raise ConfigurationError("reproduce: `corpora` are for `models`; what is trained has the text of its scale")
+    if models is None and (corpora is not None or length is not None):
+        raise ConfigurationError(
+            "reproduce: `corpora` and `length` are for `models`; what is trained has the text of its scale"
+        )
+    if length is not None and length < 256:
+        raise ConfigurationError(f"reproduce: `length` {length} must be 256 or more: caches of a quarter of it are compared")
     if models is not None and (ray is not None or scale != "tiny" or base is not None or cost is not None):
         raise ConfigurationError(
             "reproduce: `ray`, `scale`, `base` and `cost` are about training, and `models` are measured as they are"
@@ -118,7 +125,8 @@ def reproduce(
             from sinklab_claims.reproduce import on_checkpoints  # seconds, of which something is shown
 
             given: dict[str, Any] = {"seeds": parsed_seeds, "out": out, "jobs": jobs, "say": tell, "progress": progress}
-            results = on_checkpoints.reproduce_on(models, claim_names, corpora=corpora or ["python_source"], **given)
+            texts = corpora or ["python_source"]
+            results = on_checkpoints.reproduce_on(models, claim_names, corpora=texts, length=length, **given)
     return _over_all(results, out, tell)
 
 

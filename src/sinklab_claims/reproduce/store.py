@@ -39,7 +39,7 @@ from sinklab.results.table import read_run
 from sinklab.results.version import __version__
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.process import chosen_dtype
-from sinklab.training.token_cache import hash_key
+from sinklab.training.tokenizer import hash_key
 from sinklab_claims.contract.claim import (
     SECONDS_OF_A_TRAINING,
     Base,
@@ -51,7 +51,7 @@ from sinklab_claims.contract.claim import (
     base_config,
     bases_at,
 )
-from sinklab_claims.contract.trained import Checkpoint, TrainedModel
+from sinklab_claims.contract.trained import STREAMED, Checkpoint, TrainedModel
 from sinklab_claims.reproduce.claims import claim_called
 
 NAME_LENGTH = 80
@@ -236,7 +236,7 @@ class Task:
         settings: what the numbers belong to; with the ``seed``, and the ``scale`` of what trains or draws by itself.
         batch: what one process does, in words.
         run: folder of the trained model that a read-out is of.
-        model, corpus: what a claim is measured on, where that is a checkpoint.
+        model, corpus, length: what a claim is measured on, where that is a checkpoint, and tokens of its long texts.
     """
 
     folder: Path
@@ -246,6 +246,7 @@ class Task:
     run: Path | None = None
     model: str = ""
     corpus: str = ""
+    length: int = STREAMED
 
     @property
     def seed(self) -> int:
@@ -300,7 +301,9 @@ class Task:
         """The model that it is measured on."""
         if self.run is not None:
             return TrainedModel(self.run, cache)
-        return Checkpoint(load_model(self.model), resolve_corpus(self.corpus), self.seed) if self.model else None
+        if not self.model:
+            return None
+        return Checkpoint(load_model(self.model), resolve_corpus(self.corpus), self.seed, self.length)
 
 
 def reading(run: Path, read_out: str) -> Task | None:

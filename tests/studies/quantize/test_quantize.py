@@ -94,6 +94,31 @@ def test_cures_of_a_planted_spike_cure_it_and_cost_what_they_cost(spiked):
     assert spiked.summary["recommended"] == "per token"
 
 
+def test_an_interrupted_run_goes_on_with_the_losses_that_it_has(spiked, tmp_path, monkeypatch):
+    """Ended between two sites: what was measured before is not measured again, and the result is that of one run."""
+    losses, measured = Twin.losses, []
+
+    def watched(self, samples, treatment, *rest):
+        if len(measured) == 8:
+            raise KeyboardInterrupt
+        measured.append(treatment)
+        return losses(self, samples, treatment, *rest)
+
+    monkeypatch.setattr(Twin, "losses", watched)
+    asked = {"inputs": rows(48), "calibration": CALIBRATION, "schemes": ["w8a8", "w8a16"], "out": tmp_path / "out"}
+    with pytest.raises(KeyboardInterrupt) as ended:
+        quantize(bigram(spike=1024), **asked)
+    assert "the same command goes on from there" in ended.value.__notes__[0]
+    measured.extend(["never again"])
+    again = quantize(bigram(spike=1024), **asked)
+    whole = [*measured]
+    measured.clear()
+    monkeypatch.setattr(Twin, "losses", lambda *given: (measured.append(0), losses(*given))[1])
+    quantize(bigram(spike=1024), **{**asked, "out": None})
+    assert len(whole) - 1 == len(measured)
+    assert again.summary == spiked.summary
+
+
 def test_what_ran_is_said_and_checked(spiked):
     schemes = spiked.summary["schemes"]
     assert [(entry["scheme"], entry["per_token"]) for entry in schemes] == [("w8a8", False), ("w8a8", True), ("w8a16", False)]

@@ -22,7 +22,7 @@ from sinklab.results.blocks import counted, front_warning, head_numbering
 from sinklab.results.intervals import mean_interval
 from sinklab.results.sections import from_json
 from sinklab.sinks import Sink, Sinks
-from sinklab.sinks.places import enough_documents
+from sinklab.sinks.finder import enough_documents
 from sinklab.studies.audit.found import (
     AuditFound,
     Condition,

@@ -30,7 +30,7 @@ from sinklab.results.sections import Context, to_json
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import CHUNK, Decoding, decoding, estimate, losses
-from sinklab.streaming.rotation import read_rotations
+from sinklab.streaming.traits import read_rotations
 from sinklab.studies.cache.found import Comparison, Difference, LeftOut, PolicyEntry, Size, policy_rows
 from sinklab.studies.cache.plan import (
     affordable,

@@ -20,7 +20,7 @@ from sinklab.results.blocks import counted
 from sinklab.results.intervals import Interval, function_over_items, mean_over_items
 from sinklab.results.progress import SinklabWarning
 from sinklab.streaming.limits import most_slots
-from sinklab.streaming.rotation import FixedPositions, read_rotations
+from sinklab.streaming.traits import FixedPositions, read_rotations
 from sinklab.studies.cache.plan import sinks_of_texts
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.found import SCORES, NoIndex, Outcome, Point, PolicyScore

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +25,8 @@ from sinklab.results.blocks import interval, quote
 from sinklab.results.intervals import CHANCE, Interval, fewest, mean_over_items, means_over_items, rare_cost, shortfall
 from sinklab.results.metric import Row
 from sinklab.results.progress import Progress, plan, say, silent
+from sinklab.results.store import Store
+from sinklab.results.version import __version__
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.studies.fold.measurement import folded_copies
 from sinklab.studies.quantize.cures import (
@@ -149,12 +151,16 @@ def examine(
     corpus: str,
     bos: int,
     progress: Progress = silent,
+    store: Store | None = None,
+    identity: Mapping[str, object] | None = None,
 ) -> tuple[Found, list[Row]]:
     """Everything that ``sinklab quantize`` says of a model, and the rows of its table.
 
     Args:
         calibration: samples that ranges of activations and positions of sinks and spikes are taken from.
         samples: others, which losses are taken of, four or more.
+        store: of losses measured so far: of every scheme, block, site and cure.
+        identity: what they depend on: the model, and both sets of samples.
 
     Raises:
         MeasurementError: a loss that is not finite without any quantisation, or integers that are not what they should be.
@@ -170,15 +176,33 @@ def examine(
             f"the loss of {type(loaded.model).__name__} is taken of a {loss_of}, and these samples have no targets; give "
             "`inputs` with them from Python"
         )
-    return _Examination(loaded, calibration, samples, request, progress).run(loss_of, corpus, bos)
+    about = {**(identity or {}), "treatment": [request.residual, request.integer, request.threshold]}
+    kept = functools.partial(_kept, store or Store(None), about)
+    return _Examination(loaded, calibration, samples, request, progress, kept).run(loss_of, corpus, bos)
+
+
+def _kept(store: Store, identity: Mapping[str, object], name: str, compute: Callable[[], Tensor]) -> Tensor:
+    """Losses of an earlier run, or computed now and put into the store."""
+    settings = {**identity, "of": name}
+    if (stored := store.get("losses", settings, __version__)) is not None:
+        return torch.from_numpy(stored.arrays["losses"])
+    losses = compute()
+    store.put("losses", settings, __version__, arrays={"losses": losses.numpy()})
+    return losses
 
 
 class _Examination:
     def __init__(
-        self, loaded: LoadedModel, calibration: Samples, samples: Samples, request: Request, progress: Progress
+        self,
+        loaded: LoadedModel,
+        calibration: Samples,
+        samples: Samples,
+        request: Request,
+        progress: Progress,
+        kept: Callable[[str, Callable[[], Tensor]], Tensor],
     ) -> None:
         self.loaded, self.calibration, self.samples = loaded, calibration, samples
-        self.request, self.progress = request, progress
+        self.request, self.progress, self.kept = request, progress, kept
         self.sinks: Sinks | None = None
         self.twin = Twin(loaded.model, residual=request.residual, integer=request.integer)
         self.variants = [
@@ -202,7 +226,7 @@ class _Examination:
         self.progress(CALIBRATING, 2, 3)
         check = self._check(ranges)
         self.progress(CALIBRATING, 3, 3)
-        clean = twin.losses(self.samples, None, functools.partial(self._progressed, 0))
+        clean = self._losses("unquantised", None, functools.partial(self._progressed, 0))
         if not bool(clean.isfinite().any(dim=1).all()) or bool(clean.isinf().any()):
             raise MeasurementError(f"{loaded.name}: the loss is not finite without any quantisation, so a gap means nothing")
         self.clean_means = _means(clean)
@@ -290,13 +314,21 @@ class _Examination:
         bases = [Treatment(scheme=scheme, ranges=ranges, per_token=per_token) for scheme, per_token in self.variants]
         losses, found = list[Tensor](), list[SchemeFound]()
         for number, base in enumerate(bases, 1):
-            losses.append(self.twin.losses(self.samples, base, functools.partial(self._progressed, number)))
+            name = f"{base.scheme.name}{' by token' if base.per_token else ''}"
+            losses.append(self._losses(name, base, functools.partial(self._progressed, number)))
             found.append(self._scheme(base, losses[-1]))
             if self.progress is not silent:
                 one = found[-1]
                 gap = interval(Interval(one.gap, one.low, one.high), places=3)
                 say(f"{one.name}: {gap} nats over {self.clean_means.mean():.3f}, {one.verdict}")
         return bases, losses, found
+
+    def _losses(self, name: str, treatment: Treatment | None, progress: Callable[[int], None] = lambda done: None) -> Tensor:
+        """Losses of all samples under a treatment of this name."""
+        return self.kept(name, lambda: self.twin.losses(self.samples, treatment, progress))
+
+    def _kept_part(self, names: Sequence[str], batch: int, number: int, compute: Callable[[], Tensor]) -> Tensor:
+        return self.kept(f"{names[number]}, batch {batch}", compute)
 
     def _progressed(self, number: int, done: int) -> None:
         """So many samples are done of one more than ``number`` passes for the schemes."""
@@ -358,7 +390,10 @@ class _Examination:
                 continue
             shown = stage if taken.start == 0 else f"{stage} that may matter"
             chosen = [treatments[name] for name in open_groups]
-            losses = self.twin.losses_of(samples, chosen, functools.partial(self.progress, shown))
+            names = [f"{name} alone under {base.scheme.name}, from sample {taken.start}" for name in open_groups]
+            losses = self.twin.losses_of(
+                samples, chosen, functools.partial(self.progress, shown), functools.partial(self._kept_part, names)
+            )
             for name, part in zip(open_groups, losses, strict=True):
                 gaps[name] = np.concatenate([gaps[name], _means(part) - clean])
             intervals = {name: mean_over_items(gaps[name], level=level) for name in open_groups}
@@ -382,7 +417,7 @@ class _Examination:
         folded = list(self._folded(base))
         level = 1 - (1 - LEVEL) / len(tried + folded)
         for number, (cure, cured) in enumerate([*((cure, None) for cure in tried), *folded]):
-            cured = _means(self.twin.losses(self.samples, cure.treatment)) if cured is None else cured
+            cured = _means(self._losses(f"{cure.name} under {base.scheme.name}", cure.treatment)) if cured is None else cured
             left, gain = means_over_items(np.stack([cured - self.clean_means, _means(losses) - cured]), level=level)
             share, activations, held = cost_of(self.twin, cure.treatment, _length(self.samples), prefix)
             found.append(

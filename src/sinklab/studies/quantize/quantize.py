@@ -72,7 +72,8 @@ def quantize(
         minimal_effect: Nats up to which a gap counts as none.
         products: integer multiplies int8 codes and checks the products against the simulated ones; simulated multiplies what
             the codes stand for.
-        out: Directory for summary.json, table.parquet, run.json and report.html; none by default.
+        out: Directory for summary.json, table.parquet, run.json and report.html; none by default. An interrupted run continues
+            from what is there.
 
     Raises:
         ConfigurationError: a scheme that does not exist, a model that is quantised already, a device without products of int8.
@@ -87,7 +88,7 @@ def quantize(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
-    from sinklab.models.loading import opened
+    from sinklab.models.loading import hash_weights, opened
     from sinklab.models.positions import require_lengths
     from sinklab.report.page import write_blocks_page
     from sinklab.results.sections import to_json
@@ -132,7 +133,13 @@ def quantize(
 
             ranges, measured = two_sets(draw, calibration, samples)
             label, about = text.label, corpus_record(text)
-        found, rows = examine(loaded, ranges, measured, request, corpus=label, bos=int(with_bos), progress=run.progress)
+        identity = {"model": loaded.name, "samples": measured.sha256, "calibration": ranges.sha256}
+        if run.out is not None:
+            identity["weights"] = hash_weights(loaded.model)
+        found, rows = examine(
+            loaded, ranges, measured, request, corpus=label, bos=int(with_bos), progress=run.progress, store=run.store,
+            identity=identity,
+        )  # fmt: skip
         return run.finish(
             summary=to_json(found),
             table=make_table(

@@ -40,6 +40,9 @@ BITS = (*range(2, 9), WHOLE_BITS)
 LOGITS = 2**26
 """Numbers that the logits of a batch have at most, 256 MiB."""
 
+Keep = Callable[[int, int, Callable[[], Tensor]], Tensor]
+"""Gives the losses of a batch under a treatment, by the numbers of both, and may call what computes them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
@@ -384,26 +387,39 @@ class Twin:
 
     @torch.inference_mode()
     def losses_of(
-        self, samples: Samples, treatments: Sequence[Treatment], progress: Callable[[int, int], None] = lambda done, total: None
+        self,
+        samples: Samples,
+        treatments: Sequence[Treatment],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        keep: Keep = lambda batch, number, compute: compute(),
     ) -> Tensor:
         """Losses under each of several treatments, ``(treatments, samples, positions)``; blocks before its first site run once.
 
         Args:
             progress: called with the treatments that are done and how many there are, of every batch.
+            keep: may have some of an earlier run.
         """
         order = {name: number for number, name in enumerate(self._blocks)}
         first = [min(order[site.block] for key, site in self.sites.items() if key in (one.sites or ())) for one in treatments]
         losses, done, batches = [], 0, self._batches(samples)
-        for batch in batches:
+        for of_batch, batch in enumerate(batches):
             with replaying(self._blocks) as replay:
-                clean = sample_losses(self.model, batch)
-                replay.begin(len(order) - 1)
-                if not torch.equal(sample_losses(self.model, batch).nan_to_num(), clean.nan_to_num()):
-                    replay.trusted = False  # something passes the blocks by
+                recorded = False
+
+                def compute(number: int, batch: Samples = batch, replay: Replay = replay) -> Tensor:
+                    nonlocal recorded
+                    if not recorded:
+                        clean = sample_losses(self.model, batch)
+                        replay.begin(len(order) - 1)
+                        if not torch.equal(sample_losses(self.model, batch).nan_to_num(), clean.nan_to_num()):
+                            replay.trusted = False  # something passes the blocks by
+                        recorded = True
+                    replay.begin(first[number])
+                    return self.losses(batch, treatments[number])
+
                 parts = []
-                for start, treatment in zip(first, treatments, strict=True):
-                    replay.begin(start)
-                    parts.append(self.losses(batch, treatment))
+                for number in range(len(treatments)):
+                    parts.append(keep(of_batch, number, functools.partial(compute, number)))
                     progress(done := done + 1, len(treatments) * len(batches))
                 losses.append(torch.stack(parts))
         return torch.cat(losses, dim=1)

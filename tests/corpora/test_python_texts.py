@@ -1,5 +1,6 @@
-from __future__ import annotations
+"""Python's own texts: source and manual."""
 
+import dataclasses
 import importlib.metadata
 import platform
 import sysconfig
@@ -10,8 +11,11 @@ import torch
 
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import Encoder
-from sinklab.corpora.python_source import PythonSource, _source_files
+from sinklab.corpora.python_manual import PythonManual
+from sinklab.corpora.python_source import PythonSource
 from sinklab.errors import InputError
+from sinklab.models.drawing import default_corpus
+from sinklab.models.loading import load_model
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +48,6 @@ def test_a_file_is_on_the_same_side_wherever_python_lives(monkeypatch, tmp_path)
     assert 0 < len(sides[0]) < 40
 
 
-def test_packages_below_a_package_and_small_files_are_no_source(tmp_path):
-    text = "x = 1\n" * 50
-    for name in ("a.py", "deep/b.py", "deep/site-packages/c.py", "site-packages/d.py", "e.txt", "deep/.hidden/f.py"):
-        (tmp_path / "base" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "base" / name).write_text(text)
-    (tmp_path / "base" / "small.py").write_text("x = 1\n")
-    (tmp_path / "base" / "around").symlink_to(tmp_path / "base")
-    names = ["a.py", "deep/.hidden/f.py", "deep/b.py"]
-    assert sorted(_source_files(tmp_path / "base", tmp_path / "base")) == [(name, tmp_path / "base" / name) for name in names]
-    assert sorted(name for name, _ in _source_files(tmp_path, tmp_path / "base")) == [f"base/{name}" for name in names]
-
-
 def test_samples_are_real_code_without_special_tokens(encoder):
     tokens = PythonSource().sample(encoder, seq_len=32, samples=20, seed=0, bos=True)
     assert tokens.shape == (20, 32)
@@ -85,8 +77,23 @@ def test_a_length_that_no_file_has_ends_with_counts_instead_of_searching_for_eve
         PythonSource().sample(encoder, seq_len=5_000_000, samples=2, seed=0, bos=False)
 
 
-def test_the_first_documents_are_a_sample_of_all_packages():
-    corpus = PythonSource()
-    first = [document for document, _ in zip(corpus.documents("train"), range(200), strict=False)]
-    assert first == [document for document, _ in zip(corpus.documents("train"), range(200), strict=False)]
-    assert 20 < sum("torch" in document for document in first) < 180
+def test_passages_are_paragraphs_of_prose_and_go_round_the_manual():
+    manual = PythonManual()
+    first, second = (next(manual.passages(seed)) for seed in (0, 1))
+    paragraphs = first.split("\n\n")
+    assert first != second
+    assert sorted(paragraphs) == sorted(second.split("\n\n"))
+    assert len(set(paragraphs)) == len(paragraphs) > 300
+    assert all(one[0].isupper() and one.endswith(".") and "\n" not in one for one in paragraphs)
+    assert sum(one.count("::=") for one in paragraphs) == 0
+
+
+def test_a_model_that_was_made_to_talk_reads_it(checkpoint, monkeypatch):
+    loaded = load_model(str(checkpoint))
+    assert isinstance(default_corpus(loaded), PythonSource)
+    loaded.tokenizer.chat_template = "{{ messages }}"
+    assert isinstance(default_corpus(dataclasses.replace(loaded)), PythonManual)
+    monkeypatch.setattr(PythonManual, "topics", "pydoc_data.nothing")
+    assert isinstance(default_corpus(loaded), PythonSource)
+    with pytest.raises(InputError, match="give a text file"):
+        next(PythonManual().passages(0))
