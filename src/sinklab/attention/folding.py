@@ -114,12 +114,12 @@ def unmarked() -> Iterator[None]:
 
 def _follow_parts(state: OperationState, module: nn.Module) -> None:
     """Hook the parts that make queries and keys, again where one was replaced (by a quantised one, by an adapter's)."""
-    for written, hook in ((state.shape.queries_from, _keep_queries), (state.shape.keys_from, _mark_keys)):
+    for name, written, hook in (("q", state.shape.queries_from, _keep_queries), ("k", state.shape.keys_from, _mark_keys)):
         source = Source.of(written)
-        part = module.get_submodule(source.module)
-        if state.parts.get(hook.__name__) is not part:
+        part = module._modules.get(source.module) or module.get_submodule(source.module)
+        if state.parts.get(name) is not part:
             part.register_forward_hook(functools.partial(hook, state, source))
-            state.parts[hook.__name__] = part
+            state.parts[name] = part
 
 
 def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -261,11 +261,9 @@ def attend(
         rest, _ = compute(operation, _from_second(inputs, queries=True), path)
         return torch.cat((own.transpose(1, 2), rest.transpose(1, 2)), dim=1).transpose(1, 2), None  # copied once, as it goes on
     if plain and inputs.q_len == 1 and inputs.queries.device.type == "cpu" and state.sinks is None:
-        zero = inputs.keys[:, 0, 0].eq(0).all(-1)
-        if bool(zero.all()):
-            return compute(operation, _from_second(inputs, queries=False), path)
-        if not bool(zero.any()):
-            return compute(operation, inputs, path)
+        without = int(inputs.keys[:, 0, 0].any(-1).sum())  # rows that do not begin with a folded sink
+        if without in (0, len(inputs.keys)):
+            return compute(operation, inputs if without else _from_second(inputs, queries=False), path)
     rule = Hidden(hidden_keys(inputs.keys, shape), state.sinks)
     visible, seen = inputs.mask(), rule.block(0, inputs.q_len, 0, inputs.kv_len)
     inputs = dataclasses.replace(inputs, visible=seen if visible is None else visible & seen, causal=False)

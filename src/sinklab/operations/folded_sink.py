@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from sinklab.attention.operation import HeadShape, State
+from sinklab.attention.operation import HeadShape, State, repeat_groups
 from sinklab.errors import ConfigurationError
 from sinklab.operations._bias import NO_SCORE
 from sinklab.operations.softmax import Softmax
@@ -74,4 +74,4 @@ class FoldedSink(Softmax):
     def null_value(self, state: State) -> Tensor | None:
         if "key" not in state:
             return None
-        return state["value"].repeat_interleave(state["key"].shape[0] // state["value"].shape[0], dim=0)
+        return repeat_groups(state["value"][None], state["key"].shape[0] // state["value"].shape[0])[0]
