@@ -20,8 +20,6 @@ from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.tokenizer import hash_key
 
-__all__ = ["ALIASES", "Cell", "field_path", "make_cells", "parse_grid", "short_label"]
-
 ALIASES = {
     "lr": "optimizer.learning_rate",
     "operation": "model.operation.name",

@@ -40,8 +40,6 @@ from sinklab.results.progress import warn
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["CONFIG_FIELD", "attach", "restore", "save_model"]
-
 
 class WithTokenizer(Protocol):
     """What :func:`~sinklab.models.loading.load_model` gives, as far as it is saved."""
