@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import EMPTY_KINDS, HYBRID, RECURRENT_KINDS, Anatomy, layers_without_attention
+from sinklab.attention.folding import unmarked
 from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import held, input_device
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, state_of
@@ -447,7 +448,8 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
     training = model.training
     model.eval()
     try:
-        model(input_ids=tokens, position_ids=where, **cache_argument(model, cache), use_cache=True, **masks)
+        with unmarked():
+            model(input_ids=tokens, position_ids=where, **cache_argument(model, cache), use_cache=True, **masks)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not run one token with a cache of keys and values: {error}. A bounded cache needs a "

@@ -31,7 +31,7 @@ LABELS: dict[str, tuple[str, str]] = {
     "switch": ("W", "text-dependent on some domains, at rest on the others"),
     "active": ("A", "silencing it costs loss; whether a constant would do is not shown"),
     "needs-sink": ("N", "hiding its sink costs loss; what the head does beside is not shown"),
-    "slight": ("S", "no edit costs as much as an even share of what attention is worth; what it does below that is open"),
+    "slight": ("S", "neither silence nor a hidden sink costs an even share of what attention is worth; below that it is open"),
     "mixed": ("X", "its labels differ by domain in another way"),
     "undecided": ("·", "none of these is shown at the error rate asked for"),
     "not-run": ("?", "not measured within the budget; the screen's estimate is no verdict"),
