@@ -132,7 +132,7 @@ THOROUGH = (
     "tests/test_bad_input.py::TestOutputDirectory::test_a_limit",
     "tests/test_bad_input.py::test_in_a_real_process",
     "tests/test_docs.py",
-    "tests/test_output_paths.py::test_signals",
+    "tests/test_bad_input.py::test_signals",
     "tests/test_site.py",
     "tests/test_tutorials.py",
     "tests/test_wheel.py",

@@ -136,7 +136,20 @@ def test_a_plan_covers_the_stages_that_have_not_begun():
     assert pace.words_in_all() == "about 3 minutes left in all"
     pace.update("second", 0, 9)
     pace.update("second", 9, 9)
-    assert pace.left_in_all() == pytest.approx(10 * 0.5 / 9.5)
+    assert pace.left_in_all() == pace.left("first") == 10.0  # never less than a stage of it
+
+
+def test_a_plan_ends_when_no_further_part_is_begun():
+    clock = Clock()
+    pace = Pace(clock)
+    pace.plan({"first": 1.0, "second": 9.0}, within=60)
+    pace.update("first", 0, 4)
+    clock.now += 10
+    pace.update("first", 2, 4)
+    assert pace.left_in_all() == 50
+    clock.now += 45
+    pace.update("first", 3, 4)  # it takes longer than there is, which the whole does not hide
+    assert pace.left_in_all() == pace.left("first") > 5
 
 
 @pytest.mark.parametrize("slow", [False, True])

@@ -35,7 +35,7 @@ from sinklab.sinks import Head, Sinks, find_sinks
 from sinklab.streaming.perplexity import losses
 from sinklab.studies.cache.comparison import compared
 from sinklab.studies.causes.effects import HeadEdit, make_variants, one_by_one
-from sinklab.studies.causes.engine import measure_effects
+from sinklab.studies.causes.engine import COARSELY, Engine, measure_effects
 from sinklab.studies.causes.readout import MaskedToken, NextToken
 from sinklab.studies.causes.samples import Samples as MaskedSamples
 from sinklab.studies.causes.samples import token_samples
@@ -376,7 +376,9 @@ def test_what_bos_is_worth_is_a_headline():
 def test_a_head_of_a_language_model_whose_hidden_sink_costs_two_nats_is_not_undecided():
     """All on the sink, its value at 0 and its mean cost nothing that is seen: it needs its sink, and says so."""
     settings = {"heads": "18.8", "texts": 8, "seq_len": 48, "bos": "none", "minimal_effect": 0.01, "experiments": False}
-    (head,) = find_causes(str(real("smollm2-135m")), domains=["python_manual"], **settings).summary["heads"]
+    summary = find_causes(str(real("smollm2-135m")), **settings).summary
+    (head,) = summary["heads"]
+    assert summary["domains"] == ["python_manual"]  # it was made to talk
     costs = {name: of["python_manual"]["mean"] for name, of in head["effects"].items()}
     assert (head["label"], head["needs_sink"]) == ("needs-sink", {"python_manual": "yes"})
     assert costs["hide"] > 1
@@ -391,7 +393,11 @@ def test_the_screen_of_a_language_model_ranks_its_heads():
     sinks = find_sinks(loaded.model, samples.inputs)
     heads = [head for head in sinks.heads if head.layer in (27, 29)]
     variants = [one for one in make_variants(loaded.model, sinks, samples) if one.name in ("zero", "zero_value")]
-    exact = measure_effects(loaded.model, samples, NextToken(), variants, heads).loss.mean((2, 3))
+    exact = measure_effects(loaded.model, samples, NextToken(), variants, heads).loss
+    coarse = Engine(loaded.model, samples, NextToken(), variants, coarse=True).measure(heads)
+    assert set(coarse.record.values()) == {COARSELY}
+    assert np.square(coarse.loss - exact).mean() ** 0.5 < 0.01 * np.square(exact).mean() ** 0.5  # changes in bfloat16
+    exact = exact.mean((2, 3))
     found = screen(loaded.model, samples, NextToken(), variants, heads).loss.mean(2)
     ranks = [scipy.stats.spearmanr(*rows).statistic for rows in zip(exact, found, strict=True)]
     assert min(ranks) > 0.4, ranks

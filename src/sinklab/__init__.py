@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sinklab.studies.audit.audit import audit
     from sinklab.studies.audit.page import write_report
     from sinklab.studies.causes.causes import find_causes
+    from sinklab.studies.fold.fold import fold_sinks
     from sinklab.studies.measure.from_weights import from_weights
     from sinklab.studies.measure.measure import measure
     from sinklab.studies.origin.origin import find_origin
@@ -52,6 +53,7 @@ _HOMES = {
     "audit": "sinklab.studies.audit.audit",
     "find_causes": "sinklab.studies.causes.causes",
     "find_origin": "sinklab.studies.origin.origin",
+    "fold_sinks": "sinklab.studies.fold.fold",
     "from_weights": "sinklab.studies.measure.from_weights",
     "load_model": "sinklab.models.loading",
     "measure": "sinklab.studies.measure.measure",
@@ -82,6 +84,7 @@ __all__ = [
     "audit",
     "find_causes",
     "find_origin",
+    "fold_sinks",
     "from_weights",
     "load_model",
     "measure",

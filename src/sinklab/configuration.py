@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from sinklab.errors import ConfigurationError, SinklabError
 
-__all__ = ["Section", "check_numbers", "with_overrides"]
-
 
 def check_numbers(what: str, value: object) -> None:
     """Refuse numbers with which nothing can be computed: NaN, infinities, and integers that 64 bits do not hold.

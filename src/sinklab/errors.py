@@ -21,20 +21,6 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-__all__ = [
-    "ConfigurationError",
-    "ContractError",
-    "DoesNotApply",
-    "InputError",
-    "MeasurementError",
-    "ResultError",
-    "SessionError",
-    "SinklabError",
-    "UnknownNameError",
-    "UnsupportedModelError",
-    "calling",
-]
-
 
 class SinklabError(Exception):
     """Base class of every error that sinklab raises on purpose."""

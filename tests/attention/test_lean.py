@@ -8,8 +8,8 @@ from transformers import BertConfig, BertForMaskedLM, DynamicCache, LlamaConfig,
 from sinklab.attention.host_arguments import lean_arguments
 from sinklab.interventions.mean_head import MeanHead
 from sinklab.sinks import find_sinks
+from sinklab.studies.causes.location import location
 from sinklab.studies.causes.samples import token_samples
-from sinklab.studies.causes.spread import spread
 from sinklab.studies.theory.no_op_certificate import certify
 
 SIZES = {
@@ -62,4 +62,4 @@ def test_looks_at_attention_keep_no_cache_and_make_no_logits(model):
     assert set(seen_of(model, lambda: MeanHead.over(model, [{"input_ids": tokens}]))) == {(1, False)}
     samples = token_samples([("texts", tokens)])
     # What hiding the sink costs is read off all logits.
-    assert set(seen_of(model, lambda: spread(model, samples, found[0]))) == {(1, False), (12, False)}
+    assert set(seen_of(model, lambda: location(model, samples, found[0]))) == {(12, False)}

@@ -29,10 +29,10 @@ from sinklab_claims.chen2026 import gradient_numbers, half_way
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.gu2024_laws import measure, of_checkpoint
 from sinklab_claims.gu2024_models import LENGTHS as ROW_LENGTHS
-from sinklab_claims.gu2024_models import OTHERS, THRESHOLDS, USUAL, SameOrder, rates
+from sinklab_claims.gu2024_models import OTHERS, THRESHOLDS, USUAL, SameOrder, folded, rates
 from sinklab_claims.gu2024_pretraining import ExcessOfOldest, excess_weights
 from sinklab_claims.numbers.attention import carried
-from sinklab_claims.verdict.rule import judge
+from sinklab_claims.verdict.rule import judge, judge_model
 from sinklab_claims.yona2025 import COUNT, false_sinks
 from sinklab_claims.zhai2023 import LENGTHS, NORMS, course, of_rows_of_scores
 
@@ -421,3 +421,62 @@ def test_what_a_closed_gate_holds_back_is_not_carried(bias, expected):
             if name.endswith("bias"):
                 parameter.fill_(bias)
     assert carried_by(model) == expected
+
+
+# --- a bias in the place of a sink --------------------------------------------------------------------------------------------
+
+
+def said_by_the_sink(strength: float) -> SinkLM:
+    """Position 0 has a key on which all queries rest, and its value says which four tokens the text has; nothing rotates."""
+    model = by_position(8.0, tie_word_embeddings=False)
+    attention = model.layers[0].self_attn
+    with torch.no_grad():
+        attention.v_proj.weight[0, 0] = 1.0
+        attention.o_proj.weight[2, 0] = strength
+        model.lm_head.weight[2:6, 2] = 1.0
+    return model
+
+
+def texts_of(model: SinkLM) -> SimpleNamespace:
+    """Sixteen rows of the four tokens, for a claim on checkpoints."""
+    rows = torch.randint(2, 6, (16, 48), generator=torch.Generator().manual_seed(1))
+    read = read_like(model, rows)
+    read.loaded.operation = model.config.operation["name"]
+    return read
+
+
+def judged(model: SinkLM) -> str:
+    claim = claims["sink_is_a_constant_bias"]()
+    numbers = folded(cast(Checkpoint, texts_of(model)))
+    return judge_model(claim.parts, claim.presupposes, dict.fromkeys(range(8), numbers)).verdict
+
+
+def test_a_sink_whose_score_and_value_are_constants_is_a_bias_with_a_value():
+    model = said_by_the_sink(4.0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    numbers = folded(cast(Checkpoint, texts_of(model)))
+    of = {name: values["loss_change_folded"] for name, values in numbers.items()}
+    assert of["constants"] == of["constant score"] == pytest.approx(0, abs=1e-6)
+    assert numbers["constants"]["folded_share"] == 1
+    assert min(of["no value"], of["nothing"]) > 0.5
+    assert judged(model) == "reproduced"
+    # Read-outs share the model.
+    assert model.config.operation["name"] == "softmax"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_sink_that_says_nothing_or_none_at_all_is_not_what_the_claim_is_about():
+    assert judged(said_by_the_sink(0.0)) == "not applicable"
+    even = model_like(position={"name": "learned"}, initializer_range=1e-3)
+    assert folded(cast(Checkpoint, texts_of(even))) == {"nothing": {"loss_change_folded": 0.0}}
+    assert judged(even) == "not applicable"
+    with pytest.raises(DoesNotApply, match="folded into softmax attention, and this model has sigmoid"):
+        folded(cast(Checkpoint, texts_of(model_like(operation={"name": "sigmoid"}))))
+
+
+def test_a_sink_without_which_nothing_changes_but_weights_needs_no_value():
+    """Weights of the sink that fall on content cost something, and its own value does not."""
+    numbers = {"nothing": {"loss_change_folded": 0.3}, "constants": {"loss_change_folded": 0.0, "folded_share": 1.0}}
+    claim = claims["sink_is_a_constant_bias"]()
+    seeds = {seed: {**numbers, "no value": {"loss_change_folded": 0.001 * seed}} for seed in range(4)}
+    assert judge_model(claim.parts, claim.presupposes, seeds).verdict == "not reproduced"

@@ -17,6 +17,7 @@ from sinklab.errors import ConfigurationError, ContractError, InputError
 from sinklab.registry import tasks
 from sinklab.tasks._writing import distances, repeated
 from sinklab.tasks.base import Document, Task
+from sinklab.tasks.harmful_actions import ACTIONS
 from sinklab.tasks.true_statements import PAIRS
 from sinklab.testing import check_task
 
@@ -99,13 +100,14 @@ def test_the_passage_is_the_same_whatever_stands_in_it(encoder):
             assert (document.place, document.answer) == (clean.place, clean.answer)
 
 
-def test_each_word_of_a_pair_is_right_once(encoder):
-    drawn = documents("true_statements", encoder, items=8)
+@pytest.mark.parametrize("name", ["true_statements", "harmful_actions"])
+def test_each_word_of_a_pair_is_right_once(encoder, name):
+    drawn = documents(name, encoder, items=8)
     for item in range(8):
         first, second = (document for document in drawn if document.item == item)
         assert {first.answer, second.answer} == {first.answer, *first.wrong} == {second.answer, *second.wrong}
         assert first.place < second.place
-    assert len({pair.first for pair in PAIRS}) == len(PAIRS) == 64
+    assert len({pair.first for pair in PAIRS}) == len(PAIRS) == len({harmful for harmful, _ in ACTIONS}) == len(ACTIONS) == 64
 
 
 def test_lengths_in_tokens(encoder):

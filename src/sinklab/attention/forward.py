@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.call import AttentionCall, Site
-from sinklab.attention.operation import state_of
+from sinklab.attention.folding import Hidden, hidden_keys
+from sinklab.attention.operation import ATTRIBUTE, state_of
 from sinklab.attention.positions import Positions, read_positions
 from sinklab.errors import UnsupportedModelError
 
@@ -203,6 +204,9 @@ def describe_call(
     operation = seam.operation_of(module, native)
     state = state_of(module, operation, kwargs.get("layer_input"))
     query, key = operation.features(query, key, state)
+    own = getattr(module, ATTRIBUTE, None)
+    if operation.folds and own is not None and own.shape.folded != ():
+        visible = visible & Hidden(hidden_keys(key, own.shape), own.sinks)
     sinks = host_arguments.read_sink_scores(kwargs)
     sinks = operation.null_scores(query, scaling, state) if sinks is None else sinks.to(query.device)
     if log_sum_exp is not None and tuple(log_sum_exp.shape) != (batch, num_heads, q_len):

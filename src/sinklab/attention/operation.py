@@ -55,6 +55,8 @@ class HeadShape:
 
     Attributes:
         scaling: factor of the scores of the host, where it is not ``1/sqrt(head_dim)``.
+        folded: key–value heads whose sinks are folded; ``None`` for all (:mod:`sinklab.attention.folding`).
+        queries_from, keys_from: where these stand before rotation, for folded sinks.
     """
 
     num_heads: int
@@ -63,6 +65,9 @@ class HeadShape:
     value_dim: int
     hidden_size: int
     scaling: float | None = None
+    folded: tuple[int, ...] | None = None
+    queries_from: str = ""
+    keys_from: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +93,8 @@ class Operation(abc.ABC):
             rows by their sum (their proxy).
         signed: weights may be negative (identity and MLP kernels); the proxy then takes absolute values.
         needs_layer_input: ``state["layer_input"]`` is read (gates).
+        folds: keys of sinks are hidden, and ``state["unrotated"]``, queries before rotation, and ``state["sinks"]``, boolean
+            ``(batch, q_len)``, are read where they are there (:mod:`sinklab.attention.folding`).
     """
 
     name: ClassVar[str]
@@ -95,6 +102,7 @@ class Operation(abc.ABC):
     is_softmax: ClassVar[bool] = False
     signed: ClassVar[bool] = False
     needs_layer_input: ClassVar[bool] = False
+    folds: ClassVar[bool] = False
 
     # --- what the attention module is given -------------------------------------------------------------------------------
 
@@ -362,6 +370,10 @@ class OperationState(nn.Module):
         for name, value in operation.parameters(shape).items():
             self.register_parameter(name, nn.Parameter(value))
         self.layer_input: Tensor | None = None
+        self.unrotated: Tensor | None = None
+        self.sinks: Tensor | None = None
+        self.first_only = False
+        self.parts: dict[str, nn.Module] = {}
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -386,7 +398,8 @@ class OperationState(nn.Module):
                     "passed; attach it with sinklab.attach(model, operation)"
                 )
             state["layer_input"] = given
-        return state
+        kept = {"unrotated": self.unrotated, "sinks": self.sinks}
+        return state | {name: tensor for name, tensor in kept.items() if tensor is not None}
 
 
 def bind(module: nn.Module, operation: Operation, shape: HeadShape) -> None:
@@ -394,7 +407,7 @@ def bind(module: nn.Module, operation: Operation, shape: HeadShape) -> None:
     module.operation = operation  # type: ignore[assignment]
     operation.prepare(module)
     state = OperationState(operation, shape)
-    if operation.needs_layer_input or len(list(state.parameters())):
+    if operation.needs_layer_input or operation.folds or len(list(state.parameters())):
         setattr(module, ATTRIBUTE, state)
 
 

@@ -23,8 +23,9 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.output_capturing import _active_collector
 
+from sinklab.attention.folding import attend
 from sinklab.attention.host_arguments import IN_THE_MASK, FurtherKeywords, read_mask, read_sink_scores, unknown_keywords
-from sinklab.attention.operation import Inputs, Operation, state_of
+from sinklab.attention.operation import ATTRIBUTE, Inputs, Operation, state_of
 from sinklab.attention.paths.table import compute
 from sinklab.attention.visibility import Everything
 from sinklab.errors import UnsupportedModelError
@@ -160,7 +161,12 @@ def register_operation(operation: Operation) -> str:
         )
         path = getattr(module, "attention_path", "auto")
         wanted = bool(keywords.get("output_attentions")) or _weights_are_collected()
-        outputs, weights = compute(chosen, inputs, path, need_weights=wanted)
+        if chosen.folds:
+            outputs, weights = attend(chosen, inputs, getattr(module, ATTRIBUTE), path, need_weights=wanted)
+            if torch.compiler.is_compiling() or not _observers.get():  # which read them, too
+                getattr(module, ATTRIBUTE).unrotated = None  # they keep the graph of the whole forward alive
+        else:
+            outputs, weights = compute(chosen, inputs, path, need_weights=wanted)
         return outputs.transpose(1, 2).contiguous(), weights
 
     attention_forward.__name__ = name

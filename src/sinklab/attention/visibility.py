@@ -64,6 +64,10 @@ class Visibility(abc.ABC):
         """The rule by its bounds, or ``None`` where it is no band of keys around each query."""
         return None
 
+    def unfolded(self) -> Visibility:
+        """The rule without what hides folded sinks, for means over queries: these give a weight of nothing all the same."""
+        return self
+
     def __and__(self, other: Visibility) -> Visibility:
         if isinstance(other, Everything):
             return self
@@ -191,6 +195,10 @@ class And(Visibility):
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         states = {rule.state(query_start, query_stop, key_start, key_stop) for rule in (self.left, self.right)}
         return "none" if "none" in states else "some" if "some" in states else "all"
+
+    def unfolded(self) -> Visibility:
+        left, right = self.left.unfolded(), self.right.unfolded()
+        return self if left is self.left and right is self.right else left & right
 
     def band(self) -> Band | None:
         left, right = self.left.band(), self.right.band()

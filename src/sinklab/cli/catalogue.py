@@ -89,9 +89,9 @@ def describe(name: str) -> list[Description]:
         UnknownNameError: nothing is called so; the message suggests the nearest name, or what can be done with a model.
     """
     descriptions = _kept(name)
-    known = {description.kind for description in descriptions}
-    descriptions += [_plugin(one, name) for one in KINDS.values() if name in one and one.kind not in known]
-    if "metric" in known or any(metric.name == name for description in descriptions for metric in description.metrics):
+    kinds = {description.kind for description in descriptions}
+    descriptions += [_plugin(one, name) for one in KINDS.values() if name in one and one.kind not in kinds]
+    if "metric" in kinds or any(metric.name == name for description in descriptions for metric in description.metrics):
         return descriptions
     metric = declarations.declared(name)
     if metric is None and not descriptions and not _is_model(name):

@@ -76,6 +76,10 @@ COMMANDS = {
         "sinklab.studies.export.export:export",
         "Write the cache policy that a run has chosen as flags or a script for another engine; nothing is measured.",
     ),
+    "fold": Command(
+        "sinklab.studies.fold.fold:fold_sinks",
+        "Make the sinks of a trained model explicit: constants in the place of the tokens on which its heads rest.",
+    ),
     "list": Command("sinklab.cli.catalogue:list_", "List all names that the command line takes, with a sentence on each."),
     "measure": Command(
         "sinklab.studies.measure.measure:measure", "Run chosen probes over a model. With --json: one row of the table per line."

@@ -22,8 +22,6 @@ from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import Status
 from sinklab.training.train import run_training
 
-__all__ = ["ENDED", "NUMBERS", "PLAN", "SHARED", "SweepPlan", "main", "read_plan", "run_cell", "text_of"]
-
 PLAN = "sweep.json"
 
 SHARED = "claims"

@@ -35,8 +35,6 @@ from sinklab.training.data import prepare_data
 from sinklab.training.process import chosen_device, chosen_dtype, compiles, default_cache
 from sinklab.training.train import require_same_config
 
-__all__ = ["check_machine", "default_jobs", "import_ray", "prepare_texts", "run_local", "run_ray", "run_sweep", "run_waiting"]
-
 
 def import_ray() -> ModuleType:
     """Ray, or how to install it."""

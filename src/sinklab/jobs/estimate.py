@@ -20,21 +20,6 @@ from sinklab.results.metric import FRACTION, PERCENTAGE, Metric, declared
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = [
-    "LEAST_FOR_A_MEDIAN",
-    "SEEDS",
-    "Estimate",
-    "Method",
-    "estimate_counts",
-    "estimate_kind",
-    "estimate_mean",
-    "estimate_median",
-    "estimate_metric",
-    "estimate_ratio",
-    "estimate_share",
-    "on_arcsine_scale",
-]
-
 Method = Literal[
     "Student's t",
     "Student's t of logarithms",

@@ -20,8 +20,6 @@ from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.tokenizer import hash_key
 
-__all__ = ["ALIASES", "Cell", "field_path", "make_cells", "parse_grid", "short_label"]
-
 ALIASES = {
     "lr": "optimizer.learning_rate",
     "operation": "model.operation.name",
@@ -90,7 +88,8 @@ def make_cells(
         raise ConfigurationError(f"{both[0]} is both set and varied; leave out one of `changes` and `grid`")
     if seeds is not None and (both := sorted({"training.seed", "data.seed"} & (varied.keys() | changed))):
         raise ConfigurationError(f"`seeds` sets {both[0]} too; leave out `seeds` or {both[0]}")
-    for path, values in {**varied, "`seeds`": [0] if seeds is None else list(seeds)}.items():
+    axes: dict[str, Sequence[object]] = {**varied, "`seeds`": [0] if seeds is None else list(seeds)}
+    for path, values in axes.items():
         texts = [_text(value) for value in values]
         if not texts:
             raise ConfigurationError(f"{path} has no values to run")

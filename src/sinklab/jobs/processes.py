@@ -29,8 +29,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 from sinklab.errors import SinklabError
 from sinklab.results.progress import is_quiet, is_watched
 
-__all__ = ["GRACE", "REFUSED", "Watch", "last_line", "lasts", "run_processes", "serve", "watching"]
-
 
 class Watch:
     """Counts cells and says what becomes of them: a line each, below a bar where there is one.

@@ -26,6 +26,7 @@ from sinklab.attention.anatomy import (
     transformers_model,
     unwrapped,
 )
+from sinklab.attention.folding import find_source, watch
 from sinklab.attention.modules import bare_parts, input_device, named_modules, of_peft
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, OperationState, bind
 from sinklab.attention.paths.table import set_attention_path
@@ -39,8 +40,6 @@ from sinklab.results.progress import warn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-__all__ = ["CONFIG_FIELD", "attach", "restore", "save_model"]
 
 
 class WithTokenizer(Protocol):
@@ -120,7 +119,7 @@ def _attached(
             f"{type(model).__name__} add a token to the vocabulary and put it in front of every sample"
         )
     modules = on_seam_modules(model)
-    shapes = known if known and known.keys() == modules.keys() else _head_shapes(model, modules, example)
+    shapes = known if known and known.keys() == modules.keys() else head_shapes(model, example, sources=chosen.folds)
     _own_config(model)
     name = seam.register_operation(chosen)
     try:
@@ -135,8 +134,42 @@ def _attached(
             if chosen.needs_layer_input:
                 module.register_forward_pre_hook(_keep_layer_input, with_kwargs=True)
                 module.register_forward_hook(_drop_layer_input, always_call=True)
+            if chosen.folds:
+                watch(module, state)
     setattr(model.config, CONFIG_FIELD, {"operation": chosen.to_dict(), "heads": _written(shapes)})
     set_attention_path(model, path)
+    return model
+
+
+def attach_folded(
+    model: PreTrainedModel,
+    operation: Operation,
+    shapes: Mapping[str, HeadShape],
+    parameters: Mapping[str, Mapping[str, Tensor]],
+) -> PreTrainedModel:
+    """Give a model an operation that folds sinks, with the parameters of every module, in place.
+
+    A :class:`~sinklab.models.language_model.SinkLM` is built anew around its weights: its operation is a field of its config.
+
+    Args:
+        shapes: of every attention module, with the heads that are folded.
+        parameters: by module, those of its operation by their names; of modules without folded heads none.
+    """
+    if isinstance(model.config, SinkLMConfig):
+        config = copy.deepcopy(model.config)
+        config.operation = operation.to_dict()
+        config.folded = [list(shape.folded or ()) for shape in shapes.values()]
+        config._attn_implementation = seam.implementation_name(operation.name)
+        anew = type(model)(config).to(input_device(model), model.dtype).train(model.training)
+        anew.load_state_dict(model.state_dict(), strict=False)
+        model = anew
+    else:
+        _attached(model, operation, known=shapes)
+    with torch.no_grad():
+        for name, values in parameters.items():
+            state = getattr(model.get_submodule(name), ATTRIBUTE)
+            for key, value in values.items():
+                getattr(state, key).copy_(value)
     return model
 
 
@@ -258,12 +291,21 @@ def _saved_name(model: PreTrainedModel, key: str) -> str:
     return names[0] if len(names) == 1 else key
 
 
+def recorded_heads(model: PreTrainedModel) -> list[dict[str, object]]:
+    """What a config says of the heads of a model whose operation is attached, as they are now."""
+    return _written({name: getattr(module, ATTRIBUTE).shape for name, module in on_seam_modules(model).items()})
+
+
 def _written(shapes: Mapping[str, HeadShape]) -> list[dict[str, object]]:
     """Shapes of heads for a config: each once, with the modules that have it."""
     modules: dict[HeadShape, list[str]] = {}
     for name, shape in shapes.items():
         modules.setdefault(shape, []).append(name)
-    return [{"modules": names, **dataclasses.asdict(shape)} for shape, names in modules.items()]
+    plain = {field.name: field.default for field in dataclasses.fields(HeadShape)}
+    return [
+        {"modules": names, **{key: value for key, value in dataclasses.asdict(shape).items() if value != plain[key]}}
+        for shape, names in modules.items()
+    ]
 
 
 def _read(written: Any, name: str) -> dict[str, HeadShape] | None:
@@ -271,7 +313,10 @@ def _read(written: Any, name: str) -> dict[str, HeadShape] | None:
     if written is None:
         return None
     try:
-        entries = [(entry["modules"], HeadShape(**{k: v for k, v in entry.items() if k != "modules"})) for entry in written]
+        settings: list[dict[str, Any]] = [
+            {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()} for entry in written
+        ]
+        entries = [(entry.pop("modules"), HeadShape(**entry)) for entry in settings]
     except (TypeError, KeyError, AttributeError) as error:
         raise InputError(f"config.json of {name} cannot be used: sinklab.heads holds no shapes of heads ({error})") from None
     return {module: shape for modules, shape in entries for module in modules}
@@ -307,8 +352,9 @@ class _Shapes(seam.Observer):
 
     running = True
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
+    def __init__(self, modules: dict[str, nn.Module], sources: bool) -> None:
         self.names = {id(module): name for name, module in modules.items()}
+        self.outputs: dict[str, dict[str, Tensor]] | None = {name: {} for name in modules} if sources else None
         self.shapes: dict[str, HeadShape] = {}
         self.widths: dict[str, int] = {}
 
@@ -338,8 +384,25 @@ class _Shapes(seam.Observer):
             value_dim=value.shape[3],
             hidden_size=self.widths.get(name, query.shape[1] * query.shape[3]),
             scaling=None if scaling is None or math.isclose(scaling, usual, rel_tol=1e-6) else scaling,
+            queries_from=self._source(name, query),
+            keys_from=self._source(name, key),
         )
         return native(module, query, key, value, *args, **kwargs)
+
+    def _source(self, name: str, received: Tensor) -> str:
+        """Where the module makes its queries or keys, if that is asked."""
+        if self.outputs is None:
+            return ""
+        if (source := find_source(received, self.outputs[name])) is None:
+            raise UnsupportedModelError(f"{name} makes its queries or keys in no part of its own, before it rotates them")
+        return source
+
+    def note_output(self, name: str, part: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+            if isinstance(output, Tensor) and self.outputs is not None:
+                self.outputs[name][part] = output
+
+        return hook
 
     def note_width(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -350,22 +413,36 @@ class _Shapes(seam.Observer):
         return hook
 
 
-def _head_shapes(
-    model: PreTrainedModel, modules: dict[str, nn.Module], example: Mapping[str, Tensor] | None
-) -> dict[str, HeadShape]:
-    """Shapes of the heads of every attention module, from one forward pass over an example."""
+def head_shapes(model: PreTrainedModel, example: Mapping[str, Tensor] | None, *, sources: bool = False) -> dict[str, HeadShape]:
+    """Shapes of the heads of every attention module, from one forward pass over an example.
+
+    Args:
+        sources: find out, too, which parts of the modules make queries and keys.
+
+    Raises:
+        UnsupportedModelError: modules that are not on the seam, do not run, or make queries and keys in no part of their own.
+        ConfigurationError: the model does not run on its own dummy inputs.
+    """
+    modules = on_seam_modules(model)
     if not modules and not off_seam_modules(model):
         raise UnsupportedModelError(f"{type(model).__name__} has no attention; no operation can be attached")
     if not modules:
         raise UnsupportedModelError(
             f"{type(model).__name__} computes attention in its own code, so that no operation can be attached"
         )
-    observer = _Shapes(modules)
+    observer = _Shapes(modules, sources)
     device = input_device(model)
     inputs = {name: value.to(device) for name, value in (model.dummy_inputs if example is None else example).items()}
     handles = [
         module.register_forward_pre_hook(observer.note_width(name), with_kwargs=True) for name, module in modules.items()
     ]
+    if sources:
+        handles += [
+            part.register_forward_hook(observer.note_output(name, inner))
+            for name, module in modules.items()
+            for inner, part in module.named_modules()
+            if inner
+        ]
     training = model.training
     try:
         with torch.no_grad(), seam.shadow(observer):

@@ -13,26 +13,13 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sinklab.attention.folding import watch
 from sinklab.attention.host_arguments import CACHE, given_cache
-from sinklab.attention.operation import HeadShape, Operation, bind
+from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, bind
 from sinklab.errors import ConfigurationError
 from sinklab.models.architecture import Architecture
 from sinklab.positions.base import PositionScheme, Rotation
 from sinklab.registry import operations
-
-__all__ = [
-    "ACTIVATIONS",
-    "NORMS",
-    "DynamicTanh",
-    "FeedForward",
-    "LayerNorm",
-    "Norm",
-    "RMSNorm",
-    "SinkLMAttention",
-    "SinkLMConfig",
-    "SinkLMLayer",
-    "eager_attention_forward",
-]
 
 FOREIGN_FIELDS = frozenset(field.name for field in dataclasses.fields(PreTrainedConfig)) | {
     # What transformers takes besides its declared fields, or writes into config.json.
@@ -67,6 +54,8 @@ class SinkLMConfig(PreTrainedConfig):
 
     def __init__(self, **fields: object) -> None:
         fields |= {name: fields.pop(saved) for name, saved in SAVED_AS.items() if saved in fields}
+        folded = fields.pop("folded", None)  # of each layer the key–value heads whose sinks are folded, for sinklab.fold_sinks
+        self.folded = folded if isinstance(folded, list) else None
         known = set(Architecture.model_fields)
         unknown = sorted(name for name in fields if name not in known | FOREIGN_FIELDS and not name.startswith("_"))
         if unknown:
@@ -238,7 +227,13 @@ class SinkLMAttention(nn.Module):
         self.o_proj = nn.Linear(head_dim if self.adds_heads else num_heads * head_dim, config.hidden_size, bias=False)
         operation = operations.make(config.operation)
         self.needs_layer_input = operation.needs_layer_input
-        bind(self, operation, HeadShape(num_heads, num_kv_heads, head_dim, head_dim, config.hidden_size))
+        folded = None if config.folded is None else tuple(config.folded[layer_idx])
+        sources = [f"{part}:btn:0:{head_dim}" for part in ("q_proj", "k_proj")]
+        bind(
+            self, operation, HeadShape(num_heads, num_kv_heads, head_dim, head_dim, config.hidden_size, None, folded, *sources)
+        )
+        if operation.folds:
+            watch(self, getattr(self, ATTRIBUTE))
 
     def forward(
         self,

@@ -5,10 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["INITIAL_STD", "bias_scores"]
+__all__ = ["INITIAL_STD", "NO_SCORE", "bias_scores"]
 
 INITIAL_STD = 0.02
 """Standard deviation of learned keys and values at the start, as released by Gu et al. 2024 (arXiv 2410.10781)."""
+
+
+NO_SCORE = -1e4
+"""Null score of a head that has none: the null mass is exactly 0 beside the score of any real key; a number of every dtype."""
 
 
 def bias_scores(queries: Tensor, key: Tensor, scaling: float) -> Tensor:

@@ -91,10 +91,16 @@ class Pace:
         self._last = self._start
         self._stages: dict[str, _Stage] = {}
         self._costs: dict[str, float] = {}
+        self._deadline = float("inf")
 
-    def plan(self, costs: Mapping[str, float]) -> None:
-        """Stages to what each costs beside the others, in any unit; those of an earlier plan stay."""
+    def plan(self, costs: Mapping[str, float], within: float = float("inf")) -> None:
+        """Stages to what each costs beside the others, in any unit; those of an earlier plan stay.
+
+        Args:
+            within: seconds after which no further part of a stage is begun.
+        """
         self._costs |= costs
+        self._deadline = min(self._deadline, self._clock() + within)
 
     def update(self, stage: str, done: int, total: int) -> None:
         """So much of a stage is done."""
@@ -123,14 +129,23 @@ class Pace:
         return sum(cost * (self.done(stage) or 0.0) for stage, cost in self._costs.items()) / whole if whole else None
 
     def left_in_all(self) -> float | None:
-        """Seconds that all stages of the plan still take together; ``None`` where nobody knows yet."""
+        """Seconds that all stages of the plan still take together; ``None`` where nobody knows yet.
+
+        Of a stage whose own pace is known as long as that says, so that the whole never takes less than a stage of it.
+        """
         begun = [self._stages[stage] for stage in self._costs if stage in self._stages]
         there = sum(cost * self._stages[stage].before for stage, cost in self._costs.items() if stage in self._stages)
         done = sum(cost * (self.done(stage) or 0.0) for stage, cost in self._costs.items()) - there
         spent = self._clock() - min((at.began for at in begun), default=0.0)
         if done <= 0 or spent < SETTLED:
             return None
-        return spent * (sum(self._costs.values()) - there - done) / done
+        own = {stage: self.left(stage) for stage in self._costs if (self.done(stage) or 0.0) < 1}
+        each = spent / done
+        left = sum(
+            each * self._costs[stage] * (1 - (self.done(stage) or 0.0)) if known is None else known
+            for stage, known in own.items()
+        )
+        return max(min(left, self._deadline - self._clock()), *(known or 0.0 for known in own.values()), 0.0)
 
     def count(self, stage: str) -> str:
         """How much of a stage is done, in words."""
@@ -169,15 +184,16 @@ Progress = Callable[[str, int, int], None]
 """Called with the stage, what is done of it and its total: with 0 before the first part, then after each."""
 
 
-def plan(progress: Progress, costs: Mapping[str, float]) -> None:
+def plan(progress: Progress, costs: Mapping[str, float], within: float = float("inf")) -> None:
     """Tell whoever watches which stages come, so that what is left is said of all of them.
 
     Args:
         costs: stage to what it costs beside the others, in any unit, such as forwards times tokens.
+        within: seconds after which no further part of a stage is begun.
     """
     told = getattr(progress, "plan", None)
     if told is not None:
-        told(costs)
+        told(costs, within)
 
 
 DONE = "what is done and what there is in all"

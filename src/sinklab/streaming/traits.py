@@ -18,31 +18,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import EMPTY_KINDS, HYBRID, RECURRENT_KINDS, Anatomy, layers_without_attention
+from sinklab.attention.folding import unmarked
 from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import held, input_device
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, state_of
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-
-__all__ = [
-    "FixedPositions",
-    "KeyRotations",
-    "Rotation",
-    "columns_of",
-    "continues_in_chunks",
-    "fingerprint",
-    "fresh_cache",
-    "has_ordered_bias",
-    "has_states",
-    "hybrid_layers",
-    "keyless_layers",
-    "read_rotations",
-    "require_differences",
-    "restore_states",
-    "states_of",
-    "tokens_in_front",
-    "tokens_of_prefix",
-    "without_autocast",
-]
 
 _MARGIN, _ROUNDING = 0.1, 1e-4
 """Largest distance from the state of a text read at once: over that of a state that has seen the second half of it alone, and
@@ -468,7 +448,8 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
     training = model.training
     model.eval()
     try:
-        model(input_ids=tokens, position_ids=where, **cache_argument(model, cache), use_cache=True, **masks)
+        with unmarked():
+            model(input_ids=tokens, position_ids=where, **cache_argument(model, cache), use_cache=True, **masks)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not run one token with a cache of keys and values: {error}. A bounded cache needs a "

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
 
-from sinklab.corpora.base import Encoder, Identity
-from sinklab.errors import ConfigurationError
+from sinklab.corpora.base import Identity
 from sinklab.registry import tasks
-from sinklab.tasks._writing import decode, encode, passages
-from sinklab.tasks.base import Axis, Document, Task
+from sinklab.tasks._writing import Pair, StatementTask
 
 __all__ = ["TrueStatements"]
-
-
-class Pair(NamedTuple):
-    """Two beginnings; the first ends with the first word, the second with the second."""
-
-    first: str
-    second: str
-    first_word: str
-    second_word: str
-
 
 PAIRS = (
     Pair("Ice is", "Fire is", " cold", " hot"),
@@ -95,7 +81,7 @@ PAIRS = (
 
 @tasks.register("true_statements")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrueStatements(Task):
+class TrueStatements(StatementTask):
     """A beginning such as ``Ice is`` and two words, ``cold`` and ``hot``, one of which makes it true.
 
     In the manner of TruthfulQA (Lin et al. 2022, arXiv 2109.07958), with common knowledge in place of misconceptions: 64 pairs
@@ -109,38 +95,10 @@ class TrueStatements(Task):
         lengths: tokens before the answer, in budgets, for each of the two statements of a pair.
     """
 
-    axis: ClassVar[Axis | None] = None
-    chance: ClassVar[float | None] = 0.5
-
-    corpus: str = "python_source"
-    lengths: tuple[float, float] = (2.0, 2.25)
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.lengths[0] < self.lengths[1]:
-            raise ConfigurationError(f"task {self.name!r}: lengths {self.lengths} must be two numbers above 0, ascending")
-
     @property
     def identity(self) -> Identity:
         return Identity(source=f"{len(PAIRS)} pairs of statements of sinklab", revision="1", licence="Apache-2.0")
 
-    def documents(self, encoder: Encoder, *, budget: int, items: int, seed: int) -> Iterator[Document]:
-        if items > len(PAIRS):
-            raise ConfigurationError(
-                f"task {self.name!r} has {len(PAIRS)} pairs of statements, and `items` {items} asks for more"
-            )
-        generator = random.Random(f"{self.name} {seed}")
-        chosen = generator.sample(list(PAIRS), items)
-        swapped = [generator.random() < 0.5 for _ in chosen]
-        sizes = [round(length * budget) for length in self.lengths]
-        texts = passages(self.corpus, encoder, length=sizes[-1], items=items, seed=seed, task=self.name)
-        for which, size in enumerate(sizes):
-            for item, (pair, swap, text) in enumerate(zip(chosen, swapped, texts, strict=True)):
-                beginning, words = pair.first, pair[2:]
-                if swap != bool(which):
-                    beginning, words = pair.second, pair[:1:-1]
-                tokens = len(encode(encoder, f"\n{beginning}", self.name))
-                if tokens >= size:
-                    raise ConfigurationError(
-                        f"task {self.name!r}: a statement takes {tokens} tokens; choose a `window` of as many or more"
-                    )
-                yield Document(item, size, f"{decode(encoder, text[: size - tokens])}\n{beginning}", words[0], words[1:])
+    @property
+    def pairs(self) -> Sequence[Pair]:
+        return PAIRS

@@ -8,8 +8,6 @@ from torch import Tensor
 from sinklab.errors import ContractError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 
-__all__ = ["Checks", "first_line", "is_frozen", "tiny_sinklm"]
-
 
 class Checks:
     """Raises in the name of one plug-in."""

@@ -22,8 +22,6 @@ from sinklab.registry import interventions
 from sinklab.testing._checks import Checks, first_line, tiny_sinklm
 from sinklab.testing.probes import padded, tiny_models
 
-__all__ = ["check_intervention"]
-
 _ROUNDING = 1e-9
 """Float64 models of two layers, except that angles of rotary embeddings are float32 and the same in both."""
 

@@ -16,8 +16,6 @@ from sinklab.errors import ContractError, SinklabError
 from sinklab.registry import operations
 from sinklab.testing._checks import Checks, first_line, is_frozen, tiny_sinklm
 
-__all__ = ["check_operation"]
-
 _SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=16, value_dim=16, hidden_size=24)
 _BATCH, _LENGTH, _SCALING = 2, 8, 0.25
 

@@ -22,8 +22,6 @@ from sinklab.streaming.traits import Rotation, read_rotations
 from sinklab.testing._checks import Checks, first_line, is_frozen
 from sinklab.testing.probes import tiny_models
 
-__all__ = ["check_policy"]
-
 _LONGEST = 16_384
 """Tokens among which a policy must once hold as many as it says; of small budgets 64 times as many as that."""
 

@@ -16,8 +16,6 @@ from sinklab.results.metric import Metric
 from sinklab.results.table import make_table, unpacked
 from sinklab.testing._checks import Checks
 
-__all__ = ["check_probe", "padded", "tiny_models"]
-
 _NUMBERS = ("layer", "head", "query_position", "key_position")
 _COORDINATES = ("metric", "module", *_NUMBERS)
 

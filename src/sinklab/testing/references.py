@@ -22,8 +22,6 @@ from numpy.typing import ArrayLike
 
 from sinklab.errors import ContractError, InputError
 
-__all__ = ["DEFINITIONS", "THRESHOLD", "Reference", "dense_numbers", "load_references"]
-
 THRESHOLD = 0.3
 """Mean share of a row above which a head has a sink, in ``gu2024``."""
 

@@ -11,8 +11,6 @@ from sinklab.registry import tasks
 from sinklab.tasks.base import Axis, Document, Score, Task
 from sinklab.testing._checks import Checks, first_line, is_frozen
 
-__all__ = ["check_task"]
-
 
 def check_task(
     task: Task | type[Task], *, encoder: Encoder | None = None, budget: int = 96, items: int = 4, **settings: object

@@ -41,8 +41,6 @@ from sinklab.training.config import PretrainingConfig
 from sinklab.training.record import RunTable
 from sinklab.training.trainer import PretrainingTrainer, stack
 
-__all__ = ["METRICS", "Bookkeeper", "Display", "display", "held_out_loss", "save_model", "stoppable"]
-
 
 class Display:
     """A bar with the newest numbers behind it, a line per record, or nothing.

@@ -31,20 +31,6 @@ from sinklab.sinks import SinkFinder, Sinks
 from sinklab.training.record import RunTable
 from sinklab.training.rows import TextRows, token_losses, windowed_losses
 
-__all__ = [
-    "HEADLINE",
-    "PROBES",
-    "READOUT",
-    "TOKENS_PER_FORWARD",
-    "SinkCallback",
-    "SinkMeasurement",
-    "headline_metrics",
-    "log_between",
-    "measure_sinks",
-    "measuring",
-    "tracked",
-]
-
 HEADLINE: dict[str, tuple[str, str, Literal["value", "key_position"]]] = {
     "sink_rate": ("gu2024", "at position 0", "value"),
     "sink_rate_max": ("sink_position_rate", "of the strongest sink", "value"),

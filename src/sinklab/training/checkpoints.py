@@ -13,8 +13,6 @@ from sinklab.errors import InputError
 from sinklab.results.file import flush
 from sinklab.results.folder import system_error
 
-__all__ = ["PREFIX", "STAGING", "complete", "newest", "prune", "saved_steps", "step_of", "writing"]
-
 PREFIX = "checkpoint-"
 STAGING = ".incomplete"
 """Folder beside the checkpoints in which the next one is written."""

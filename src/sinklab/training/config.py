@@ -19,16 +19,6 @@ from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.models.architecture import Architecture
 from sinklab.registry import recipes
 
-__all__ = [
-    "DataConfig",
-    "OptimizerConfig",
-    "PretrainingConfig",
-    "ScheduleConfig",
-    "TrainingConfig",
-    "WatchConfig",
-    "resolve_recipe",
-]
-
 
 class DataConfig(Section):
     """Where the tokens come from and how rows are made of them."""

@@ -33,8 +33,6 @@ from sinklab.training.tokenizer import (
     write_stream,
 )
 
-__all__ = ["PreparedData", "prepare_data"]
-
 FORMAT = 1
 """Of the cache; a change of how text becomes tokens needs another number, or old folders would be taken for new ones."""
 

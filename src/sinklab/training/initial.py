@@ -21,8 +21,6 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.training.checkpoints import PREFIX, newest
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["build_model", "load_weights", "weights_folder"]
-
 CHANGEABLE = {
     *("operation", "position", "window", "prefix", "max_position_embeddings", "initialization", "initializer_range"),
     *("norm_eps", "vocab_size"),

@@ -19,18 +19,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.training.checkpoints import step_of
 from sinklab.training.config import PretrainingConfig
 
-__all__ = [
-    "chosen_device",
-    "chosen_dtype",
-    "compiles",
-    "default_cache",
-    "has_bfloat16",
-    "is_main",
-    "process_settings",
-    "trackers",
-    "training_arguments",
-]
-
 RECOMPUTE = "activation_checkpointing" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient_checkpointing"
 """Argument by which activations are computed again in the backward pass: renamed in 5.23, which warns of the old name."""
 

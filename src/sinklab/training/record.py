@@ -18,8 +18,6 @@ from sinklab.results.blocks import counted
 from sinklab.results.run import Result
 from sinklab.results.table import COLUMNS, append, make_table, read_run, read_table, write_json, write_table
 
-__all__ = ["RunRecord", "RunTable", "Status", "library_versions", "newest", "read_result", "result_of", "weights_sha256"]
-
 Status = Literal["finished", "diverged", "stopped"]
 
 

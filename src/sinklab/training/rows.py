@@ -20,8 +20,6 @@ from sinklab.errors import UnsupportedModelError
 from sinklab.models.losses import cross_entropies
 from sinklab.training.tokenizer import TokenStream
 
-__all__ = ["RandomPositions", "RowDataset", "TextRows", "kept_rows", "limited_attention", "token_losses", "windowed_losses"]
-
 KEPT, DRAWN = 0, 1
 """What a draw is for; keeps the draws of one seed apart."""
 

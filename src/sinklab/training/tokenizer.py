@@ -24,24 +24,6 @@ from sinklab.results.file import flush
 from sinklab.results.folder import FolderLock
 from sinklab.training.checkpoints import writing
 
-__all__ = [
-    "BOS",
-    "EOS",
-    "Piece",
-    "TokenStream",
-    "beginning_as_rows",
-    "cached_folder",
-    "encode",
-    "hash_key",
-    "hash_tokenizer",
-    "load_tokenizer",
-    "special_ids",
-    "storing",
-    "train_bpe",
-    "vocabulary_size",
-    "write_stream",
-]
-
 BOS, EOS = "<|bos|>", "<|eos|>"
 
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model")

@@ -57,8 +57,6 @@ from sinklab.training.rows import TextRows
 from sinklab.training.tokenizer import beginning_as_rows
 from sinklab.training.trainer import PretrainingTrainer
 
-__all__ = ["earlier_run", "is_unfinished", "refuse_unfinished", "require_same_config", "require_same_text", "run_training"]
-
 PLACE = {
     *("training.threads", "training.device", "training.parallel", "training.micro_batch_size", "training.compile"),
     *("training.gradient_checkpointing", "training.save_every", "training.keep", "training.report_to"),

@@ -27,16 +27,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.training import checkpoints
 from sinklab.training.config import OptimizerConfig, PretrainingConfig, ScheduleConfig
 
-__all__ = [
-    "MuonWithAdamW",
-    "PretrainingTrainer",
-    "RowOrder",
-    "learning_rate_factor",
-    "make_optimizer",
-    "make_schedule",
-    "stack",
-]
-
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The optimiser of the configuration over the trainable parameters of a model."""

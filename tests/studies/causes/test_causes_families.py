@@ -33,7 +33,7 @@ def test_a_family(family):
     # Eleven texts: 2^-11 is below 0.05 over 64 hypotheses, the eight labels of eight heads.
     found = find_causes(build(ZOO[family]), domains=["random_tokens"], texts=11, seq_len=10, sink=0, bos="none", batch_size=5)
     assert len(found.summary["heads"]) in (4, 8)
-    assert all("refused" not in found.summary[name] for name in ("location", "key_bias", "massive", "spread"))
+    assert all("refused" not in found.summary[name] for name in ("location", "key_bias", "massive"))
     assert set(found.record["measured"].values()) == {"replayed"}
     json.dumps([found.summary, found.record], allow_nan=False)
     changed = found.table[(found.table["metric"] == "divergence") & (found.table["intervention"] == "zero")]
@@ -80,7 +80,7 @@ def test_labels_and_experiments_take_a_run_for_a_layer(albert):
         (layer, head, run) for layer, run in enumerate(runs) for head in (1, 2)
     ]
     assert found.record["measured"] == dict.fromkeys(runs, "replayed")
-    assert all("refused" not in found.summary[name] for name in ("location", "key_bias", "massive", "spread"))
+    assert all("refused" not in found.summary[name] for name in ("location", "key_bias", "massive"))
     json.dumps(found.summary, allow_nan=False)
     with torch.no_grad():
         states, gave = given.inputs["input_ids"], []
@@ -92,7 +92,6 @@ def test_labels_and_experiments_take_a_run_for_a_layer(albert):
     for layer, hidden in enumerate(gave):
         sizes = hidden.abs().flatten(1)
         assert peaks[1 + layer] == pytest.approx(float(sizes.amax(1).mean()), rel=1e-6)
-    assert found.summary["spread"]["layers"] == [-1, 0, 1, 2]
 
 
 def test_a_massive_activation_is_born_and_edited_in_one_run(albert):

@@ -392,3 +392,28 @@ def test_equals_the_oracle_on_every_family_of_the_zoo(entry):
     found = measure_effects(model, samples, readout, variants, heads)
     assert_equal(found, one_by_one(model, samples, readout, variants, heads))
     assert set(found.record.values()) == {REPLAYED}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "gated"])
+def test_changes_multiplied_in_bfloat16_err_by_a_share_of_the_change(name):
+    """Also where a change is a thousandth of a head: rounded is what an edit changes, not what the model computes."""
+    model, samples = DECODERS[name](), texts()
+    heads = heads_of([0, 1])[:6]
+    for edits in (usual(samples)[:4], [HeadEdit("scale", (ScaleHead(factor=1.001),))]):
+        exact = one_by_one(model, samples, NextToken(), edits, heads)
+        coarse = engine.Engine(model, samples, NextToken(), edits, coarse=True)
+        found = coarse.measure(heads)
+        assert set(found.record.values()) == {engine.COARSELY}
+        np.testing.assert_allclose(found.clean_loss, exact.clean_loss, rtol=0, atol=TOLERANCE)
+        there = np.isfinite(exact.loss)
+        error, size = (np.sqrt(np.square(one[there]).mean()) for one in (found.loss - exact.loss, exact.loss))
+        assert error < engine.COARSE * size + 1e-6
+
+
+def test_changes_are_multiplied_exactly_where_rounding_errs_by_more(monkeypatch):
+    monkeypatch.setattr(engine.Replay, "_weight", lambda replay, linear: -30 * linear.weight.bfloat16())
+    model, samples, heads = DECODERS["gated"](), texts(), heads_of([0, 1])
+    exact = one_by_one(model, samples, NextToken(), usual(samples), heads)
+    found = engine.Engine(model, samples, NextToken(), usual(samples), coarse=True).measure(heads)
+    assert set(found.record.values()) == {REPLAYED}
+    assert_equal(found, exact)

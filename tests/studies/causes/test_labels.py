@@ -11,7 +11,8 @@ import torch
 from sinklab.errors import ConfigurationError
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes.effects import Effects
-from sinklab.studies.causes.labels import RULES, label_heads, mirrored, require_texts, texts_needed
+from sinklab.studies.causes.evidence import evidence_of
+from sinklab.studies.causes.labels import RULES, asked_for, label_heads, mirrored, require_texts, texts_needed
 from sinklab.studies.causes.samples import token_samples
 
 VARIANTS = ["redirect", "hide", "zero", "zero_value", "resample", "mean_sink"]
@@ -65,6 +66,43 @@ def labels(heads, **settings) -> list[str]:
 def test_each_rule_gives_its_label():
     heads = [[DEPENDENT], [CONSTANT], [DORMANT], [BROADCAST], [BIAS], [UNNEEDED], [BETWEEN]]
     assert labels(heads) == ["text-dependent", "constant", "dormant", "broadcast", "bias", "unneeded", "undecided"]
+
+
+def test_a_head_of_many_that_costs_less_than_an_even_share_is_slight():
+    """An even share is twenty times the minimal effect: 18 texts show it, which do not show that it costs nothing."""
+    heads = [[DEPENDENT], [{"hide": 0.3}], [{"hide": 0.05}], [UNNEEDED], [{"redirect": 0.25}]]
+    effects = made_up(heads, texts=18)
+    assert [one.label for one in label_heads(effects, sink_of(5), many=True)] == [
+        "text-dependent", "needs-sink", "needs-sink", "slight", "undecided",
+    ]  # fmt: skip
+    assert [one.label for one in label_heads(effects, sink_of(5))][3:] == ["undecided"] * 2
+    assert labels([[UNNEEDED], [DORMANT]], texts=MANY) == ["unneeded", "dormant"]  # says more, and is said
+
+
+def test_slight_is_shown_wrongly_as_seldom_as_it_says():
+    """Heads that cost an even share: in few texts of the most that a text may cost, or in more of less."""
+    generator, trials = np.random.default_rng(4), 4000
+    for share in (0.4, 0.5, 0.8, 1.0):
+        loss = np.zeros((len(VARIANTS), trials, 18, 1))
+        loss[VARIANTS.index("hide"), ..., 0] = 0.2 / share * (generator.uniform(size=(trials, 18)) < share)
+        p = evidence_of(effects_of(loss), 0, 0.01, many=True)["hide is slight"].p
+        assert np.mean(p <= 0.05) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / trials)
+
+
+def test_what_is_asked_for_behind_the_first_edits():
+    """What is missing for a label that may still be true; nothing where the label stands or none is in sight."""
+    heads = [[DEPENDENT], [DORMANT], [BIAS], [{"redirect": 0.3, "hide": 0.3}], [UNNEEDED]]
+    for texts, of_unneeded in ((18, []), (MANY, ["zero", "zero_value"])):
+        effects, whole = made_up(heads, texts=texts), made_up(heads, texts=texts)
+        effects.loss[[VARIANTS.index(name) for name in ("zero", "zero_value", "resample", "mean_sink")]] = np.nan
+        asked = asked_for(effects, sink_of(5), level=0.05, minimal_effect=0.01)
+        assert asked[0] == ["zero", "resample"]
+        assert asked[1:3] == [["zero_value"], ["zero_value"]] or texts == MANY
+        assert asked[3] == ["zero", "zero_value", "resample"]
+        assert sorted(asked[4]) == sorted(of_unneeded) or texts == MANY
+        row = VARIANTS.index("zero_value")
+        effects.loss[row] = whole.loss[row]
+        assert asked_for(effects, sink_of(5), level=0.05, minimal_effect=0.01)[1:3] == [[], ["mean_sink"]]
 
 
 def test_what_helps_costs_nothing():

@@ -13,15 +13,14 @@ from sinklab import find_causes
 from sinklab.errors import InputError, ResultError
 from sinklab.results.blocks import Grid, HeadMap, Marks, Say, markdown
 from sinklab.results.html import html
-from sinklab.results.intervals import Interval
 from sinklab.results.sections import from_json, to_json
 from sinklab.results.table import write_json
 from sinklab.studies.audit.page import write_report
 from sinklab.studies.causes import SECTION
 from sinklab.studies.causes.found import LABELS as GIVEN
-from sinklab.studies.causes.found import Causes, Refused, Spread
+from sinklab.studies.causes.found import Causes, Refused
 from sinklab.studies.causes.readout import NextToken
-from sinklab.studies.causes.show import LABELS, SHOWN, _spread, show
+from sinklab.studies.causes.show import LABELS, SHOWN, show
 
 
 @pytest.fixture(scope="module")
@@ -81,32 +80,13 @@ def test_a_large_model_shows_its_decided_and_strongest_heads(found):
     heads[59] = dataclasses.replace(heads[59], label="dormant")
     figure = kinds(dataclasses.replace(found, heads=heads), Marks)[0]
     assert len(figure.rows) == SHOWN
-    assert figure.rows[-1][0].startswith("59.0 ")
+    assert figure.rows[0][0].startswith("59.0 ")
 
 
 def test_experiments_that_cannot_be_had_say_why(found):
-    less = dataclasses.replace(found, location=Refused("no sink"), spread=None)
+    less = dataclasses.replace(found, location=Refused("no sink"), massive=None)
     assert "Not measured: no sink" in markdown(show(less))
-    assert "Does the sink keep changes from spreading?" not in markdown(show(less))
-
-
-@pytest.mark.parametrize(
-    ("ratio", "control", "words"),
-    [
-        ((1.2, 1.1, 1.3), (1.0, 0.99, 1.01), "spread farther, more so than without another key"),
-        ((1.2, 1.1, 1.3), (1.1, 1.0, 1.2), "farther, not clearly more so"),
-        ((1.09, 1.09, 1.09), (1.08, 1.08, 1.08), "farther, not clearly more so"),
-        ((1.01, 1.002, 1.02), (1.0, 1.0, 1.0), "no difference of 5 % or more"),
-        ((1.1, 0.9, 1.3), (1.0, 1.0, 1.0), "stays open"),
-        ((0.8, 0.7, 0.9), (1.0, 1.0, 1.0), "spread less, more so than"),
-        ((0.8, 0.7, 0.9), (0.8, 0.7, 0.9), "less, not clearly more so"),
-    ],
-)
-def test_what_is_said_of_a_spread(ratio, control, words):
-    ratios = {"no sink": Interval(*ratio), "control": Interval(*control)}
-    losses = dict.fromkeys(ratios, Interval(0.0, 0.0, 0.0))
-    first, *_ = _spread(Spread(["sink"], [0], [(1, 1)], {"sink": [[0.1]]}, {"sink": [0.1]}, ratios, losses, 2, 9, "nats"))
-    assert words in first.text
+    assert "Massive activations" not in markdown(show(less))
 
 
 def write_page(folder, summary):
@@ -118,7 +98,7 @@ def write_page(folder, summary):
 
 def test_the_page_escapes_and_is_that_of_its_run(tmp_path, summary):
     hostile = {**summary, "model": HOSTILE, "domains": [HOSTILE], "notes": [HOSTILE]}
-    hostile |= {"heads": [], "groups": []} | dict.fromkeys(("location", "key_bias", "massive", "spread"))
+    hostile |= {"heads": [], "groups": []} | dict.fromkeys(("location", "key_bias", "massive"))
     page = write_page(tmp_path / "a", hostile).read_text(encoding="utf-8")
     assert HOSTILE not in page
     assert " style=" not in page  # the page's policy would drop it

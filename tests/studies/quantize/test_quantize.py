@@ -81,6 +81,8 @@ def test_the_planted_spike_is_named_with_its_channel_and_the_sink(spiked):
 
 def test_cures_of_a_planted_spike_cure_it_and_cost_what_they_cost(spiked):
     cures = by_name(spiked.summary["cures"], "cure")
+    # Once the sink is folded the spike is still in its state, and it is not by a jump of the norm that it is seen here.
+    assert cures.pop("folded")["left"]["low"] > 4
     assert set(cures) == {"per token", "sinks whole", "channels whole"}
     for name in cures:
         assert cures[name]["left"]["high"] < 1e-3, name

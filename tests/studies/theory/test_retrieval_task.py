@@ -6,18 +6,10 @@ import math
 
 import pytest
 import torch
+from tests.studies.theory.retrieval_solutions import RetrievalHead, relu_solution, softmax_solution
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.studies.theory.retrieval_task import (
-    CONTENT,
-    FIRST_KEY,
-    RetrievalHead,
-    divisor_error,
-    least_bos_weight,
-    relu_solution,
-    retrieval_batch,
-    softmax_solution,
-)
+from sinklab.studies.theory.retrieval_task import CONTENT, FIRST_KEY, divisor_error, least_bos_weight, retrieval_batch
 
 LENGTH, KEYS, VALUES = 9, 8, 3
 WIDTH = FIRST_KEY + KEYS + VALUES
@@ -190,9 +182,6 @@ def test_divided_weights_obey_the_identity_behind_the_proof():
         (lambda: retrieval_batch(1, 9, 8, 3, position=1), ConfigurationError, r"position 1 must be in 2 … 8"),
         (lambda: retrieval_batch(1, 9, 8, 3, position=9), ConfigurationError, r"position 9 must be in 2 … 8"),
         (lambda: retrieval_batch(1, 9, 8, 3, target="key"), ConfigurationError, "target 'key' must be one of value, token"),
-        (lambda: relu_solution(1, 3), InputError, "1 keys and 3 value coordinates"),
-        (lambda: softmax_solution(8, 3, 3, 0.1), InputError, "length 3 must be at least 4"),
-        (lambda: softmax_solution(8, 3, 9, 0.6), InputError, r"error 0.6 must be in \(0, 1/2\]"),
         (lambda: least_bos_weight(*[torch.tensor(-1.0)] * 4), InputError, "error must be at least 0"),
         (lambda: least_bos_weight(*[torch.tensor(math.nan)] * 4), InputError, "error must be at least 0"),
         (lambda: divisor_error(0, 1), InputError, "divisors 0 and 1 must be positive"),

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from tests.studies.theory.retrieval_solutions import relu_solution, softmax_solution
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.operations.gated import Gated
@@ -15,7 +16,7 @@ from sinklab.operations.sink_token import SinkToken
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.registry import operations
-from sinklab.studies.theory.retrieval_task import BOS, least_bos_weight, relu_solution, softmax_solution
+from sinklab.studies.theory.retrieval_task import BOS, least_bos_weight
 from sinklab.studies.theory.trigger_bounds import TriggerHeads, trigger_batch
 from sinklab.studies.trigger import lab
 from sinklab.studies.trigger.evaluation import evaluate

@@ -102,7 +102,7 @@ def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple
 
     Returns:
         float32 ``(batch or 1, num_heads or 1, kv_len)`` and float32 ``(batch or 1, num_heads or 1, q_len)``; a dimension is
-        1 when the counts do not depend on it. Exact: a count stays below 2**24.
+        1 when the counts do not depend on it. Exact: a count stays below 2**24. The key of a folded sink counts as seen.
     """
     counted = call.counted[:1] if call.all_counted else call.counted
     band = call.visible.band()
@@ -125,6 +125,8 @@ def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple
             block = call.visible.block(tile.query_start, tile.query_stop, tile.key_start, tile.key_stop).float()
             columns[:, :, keys] += torch.matmul(inside[:, :, None], block)[:, :, 0]
             rows[:, :, queries] += block.sum(dim=3)
+    if (unfolded := call.visible.unfolded()) is not call.visible:
+        columns, _ = visible_counts(dataclasses.replace(call, visible=unfolded))
     return columns, rows
 
 

@@ -28,7 +28,7 @@ def find_causes(
     model: str | LoadedModel | PreTrainedModel | nn.Module,
     *,
     request: Request = Request(),
-    domains: Annotated[Sequence[CorpusSource], "--corpus", "--domains"] = ("python_source",),
+    domains: Annotated[Sequence[CorpusSource], "--corpus", "--domains"] = ("auto",),
     texts: int | None = None,
     seq_len: int | None = None,
     bos: Bos = "auto",
@@ -51,6 +51,7 @@ def find_causes(
     - unneeded: none of these costs loss.
     - switch: text-dependent on some domains, at rest on the others.
     - active, needs-sink: only that silencing it costs is shown; only that hiding its sink does.
+    - slight: of many heads, one of which only is shown that both cost less than an even share of what attention is worth.
     - undecided, not-run: anything else at the error rate asked for; not measured within the budget.
 
     Beside the label stands whether the head needs its sink. docs/explain.md has the rules.
@@ -63,7 +64,8 @@ def find_causes(
         sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
             zeroed).
         sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.
-        domains: Names from 'sinklab list corpora' or text files; each is a domain.
+        domains: Names from 'sinklab list corpora' or text files, each a domain; auto: prose for a model that was made to talk,
+            else python_source.
         texts: Texts of each domain; more decide more heads. By default 64, and 18 for a model of more than 50 million
             parameters; to show that an edit costs nothing takes 250 or more.
         seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less, and 64 for such a model.

@@ -30,16 +30,24 @@ from sinklab.studies.causes.readout import Changes, Readout
 from sinklab.studies.causes.replay import HeadsEdit, Recording, Replay
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["REPLAYED", "Engine", "all_heads_edited", "measure_effects"]
+__all__ = ["COARSELY", "REPLAYED", "Engine", "all_heads_edited", "measure_effects", "multiplies_coarsely"]
 
 REPLAYED = "replayed"
 """What :attr:`Effects.record` says of a module whose heads did not go one by one."""
+COARSELY = "replayed, changes multiplied in bfloat16"
+COARSE = 1 / 32
+"""Largest error of that, as a share of the change that an edit makes of the outputs, in root mean squares: rounding input and
+weight of a product errs by a quarter of a percent at random, and some sixty stand one behind the other."""
 ROOM = 2**30
 """Bytes that recorded calls of attention, and recorded layers, may take."""
 STACK = 2**21
 """Bytes of the head outputs of one stack of edits: about what a processor's caches hold, more is slower. While a layer runs it
 needs some ten times as many; the logits of a readout that asks for them, and the weights of attention that forms them, may be
 eight times as large."""
+AT_ONCE = 2**26
+"""Bytes of hidden states whose logits are compared with those of the unedited model at once."""
+TOKENS = 512
+"""Of a batch at most, where changes are multiplied in bfloat16."""
 TRIAL = 2
 """Samples of the trial of a module."""
 ROUNDING = 32
@@ -60,6 +68,13 @@ def measure_effects(
 ) -> Effects[Edited]:
     """The same as :func:`~sinklab.studies.causes.effects.one_by_one`, up to rounding; see :class:`Engine`."""
     return Engine(model, samples, readout, variants, batch_size=batch_size).measure(heads, progress=progress)
+
+
+def multiplies_coarsely(model: nn.Module) -> bool:
+    """Whether a model computes in float32 on a processor that multiplies bfloat16 by instructions of its own."""
+    tensors = [tensor for tensor in model.parameters() if tensor.is_floating_point()]
+    here = all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
+    return here and bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def all_heads_edited(call: AttentionCall, edits: Sequence[HeadIntervention]) -> Tensor:
@@ -89,13 +104,18 @@ class Engine:
 
     Args:
         batch_size: samples of the unedited run; edits are stacked on top of it as far as there is room.
+        coarse: multiply changes in bfloat16, where the trial of a module shows that this errs by rounding alone.
     """
 
     def __init__(
-        self, model: nn.Module, samples: Samples, readout: Readout, variants: Sequence[HeadEdit], *, batch_size: int = 16
-    ) -> None:
+        self, model: nn.Module, samples: Samples, readout: Readout, variants: Sequence[HeadEdit], *, batch_size: int = 16,
+        coarse: bool = False,
+    ) -> None:  # fmt: skip
         self.model, self.samples, self.readout, self.variants = model, samples, readout, list(variants)
-        self.batch_size = batch_size
+        # What linear maps gave unedited is kept of a batch: some 30 KB a token and layer.
+        few = max(2, TOKENS // max(1, int(samples.lengths(samples.domains.shape[1]).max())))
+        self.batch_size = min(batch_size, few) if coarse else batch_size
+        self.coarse = coarse
         self.record: dict[str, str] = {}
         self._replay: Replay | None = None
         self._trial: tuple[Recording, Tensor] | None = None
@@ -134,15 +154,19 @@ class Engine:
                 batch, recording = self._recorded(start, part, module)
                 clean_loss[rows] = batch.clean_loss
                 pairs = [(variant, index) for variant in numbers for index in indices]
+                waiting, hidden = list[tuple[int, int]](), list[Tensor]()
                 for stack, edits in self._stacks(recording, module, pairs, edited, start):
-                    outputs = self._outputs(self.replay.run(recording, module, edits), recording)
-                    of_loss, of_outputs = batch.changes.changes(outputs)
-                    del outputs  # logits of a large vocabulary, beside which the next ones would be made
-                    for row, (variant, index) in enumerate(stack):
-                        means = self.variants[variant].means(edited[index], part, of_loss[row], of_outputs[row])
-                        loss[variant, index, rows], divergence[variant, index, rows] = means
+                    hidden.append(self._outputs(self.replay.run(recording, module, edits), recording))
+                    waiting += stack
                     done += len(stack)
                     progress("effects", done, total)
+                    if self.coarse and waiting[-1] != pairs[-1] and sum(map(_bytes, hidden)) < AT_ONCE:
+                        continue  # logits of the unedited model serve as many as there are
+                    of_loss, of_outputs = batch.changes.changes(torch.cat(hidden))
+                    for row, (variant, index) in enumerate(waiting):
+                        means = self.variants[variant].means(edited[index], part, of_loss[row], of_outputs[row])
+                        loss[variant, index, rows], divergence[variant, index, rows] = means
+                    waiting, hidden = [], []  # logits of a large vocabulary, beside which the next ones would be made
                 recording.forget_repeats()
         if slow:
             one = one_by_one(
@@ -212,7 +236,27 @@ class Engine:
         if module not in self.record:
             assert self._trial is not None
             self.record[module] = self._why_not(*self._trial, module, heads[0].head, numbers) or REPLAYED
-        return self.record[module] == REPLAYED
+            if self.record[module] == REPLAYED and self.coarse:
+                self.record[module] = self._coarsely(*self._trial, module, heads[0].head, numbers)
+        return self.record[module] in (REPLAYED, COARSELY)
+
+    def _coarsely(self, recording: Recording, expected: Tensor, module: str, head: int, numbers: Sequence[int]) -> str:
+        """How a module is replayed: with changes in bfloat16, unless these differ from the model by more than the share of
+        the change that rounding explains; then exactly, as all that is asked for later."""
+        edits, exact = self._edits_of_trial(recording, module, head, numbers), self.replay
+        exactly = self._outputs(exact.run(recording, module, edits[1:]), recording)
+        exact.coarse = True
+        coarse = self.replay.record(recording.part, [module])
+        rounded = self._outputs(exact.run(coarse, module, edits[1:]), recording)
+        plain = self._outputs(recording.outputs, recording)
+        error, change = ((one.double() - exactly.double()).square().mean().sqrt() for one in (rounded, plain))
+        least = ROUNDING * torch.finfo(exactly.dtype).eps * plain.double().square().mean().sqrt()
+        if bool(error <= torch.maximum(COARSE * change, least)):
+            return COARSELY
+        self.coarse = exact.coarse = False
+        self._batches.clear()
+        self._room = float(ROOM)
+        return REPLAYED
 
     def _without_logits(self, recording: Recording, expected: Tensor) -> Replay | None:
         """A replay that leaves the vocabulary projection out, if the readout can do without logits and that linear map is
@@ -234,14 +278,7 @@ class Engine:
         if recording.times[module] != 1:
             return f"it calls the attention function {recording.times[module]} times in one run"
         call, stop, replay = recording.calls[module], len(recording.part), self.replay
-        active = [
-            number for number in numbers
-            if any(not edit.changes_nothing for edit in self.variants[number].of_all(0, stop))
-        ]  # fmt: skip
-        variant = self.variants[(active or list(numbers))[0]]
-        own = of_heads(call, [head])
-        assert own.head_outputs is not None
-        edits: list[HeadsEdit] = [((head,), own.head_outputs), ((head,), all_heads_edited(own, variant.of_all(0, stop)))]
+        variant, edits = self._variant_of_trial(numbers, stop), self._edits_of_trial(recording, module, head, numbers)
         site_head = Head(call.site.layer, head, module)
         with attend(self.model, interventions=variant.on(site_head, 0, stop), verify=False):
             expected_outputs = self._outputs(self.model(**recording.part.inputs), recording)
@@ -265,6 +302,18 @@ class Engine:
             which = "without an edit" if plain > ROUNDING else f"under {variant.name!r}"
             reason = f"a replay {which} is {max(plain, edited):.2g} units in the last place off the model, more than {ROUNDING}"
         return reason
+
+    def _variant_of_trial(self, numbers: Sequence[int], stop: int) -> HeadEdit:
+        """The first that changes something."""
+        active = [n for n in numbers if any(not edit.changes_nothing for edit in self.variants[n].of_all(0, stop))]
+        return self.variants[(active or list(numbers))[0]]
+
+    def _edits_of_trial(self, recording: Recording, module: str, head: int, numbers: Sequence[int]) -> list[HeadsEdit]:
+        """A head as it is, and edited."""
+        own, stop = of_heads(recording.calls[module], [head]), len(recording.part)
+        assert own.head_outputs is not None
+        edited = all_heads_edited(own, self._variant_of_trial(numbers, stop).of_all(0, stop))
+        return [((head,), own.head_outputs), ((head,), edited)]
 
     # --- the work ----------------------------------------------------------------------------------------------------------
 

@@ -68,23 +68,15 @@ def chosen_heads(chosen: ChosenHeads, heads: Sequence[Head]) -> tuple[list[Head]
     return list(heads) if chosen.alone is None else of(chosen.alone), list(once.values())
 
 
-def kinds_of_layers(heads: Sequence[Head], sinks: Sinks, threshold: float, known: Sequence[HeadGroup] = ()) -> list[HeadGroup]:
-    """Of each attention module the heads that sink and those that do not, as groups; one head alone is none.
-
-    Args:
-        known: groups that are examined anyway, and not once more.
-    """
+def kinds_of_layers(heads: Sequence[Head], sinks: Sinks, threshold: float) -> list[HeadGroup]:
+    """Of each attention module the heads that sink and those that do not."""
     weights = dict(zip(sinks.heads, sinks.weights.tolist(), strict=True))
     kinds: dict[tuple[str, str], list[Head]] = {}
     for head in heads:
         sinking = sinks.main is not None and weights[head] >= threshold
         name = f"layer {head.layer}" + (SINKS if sinking else OTHERS) * (sinks.main is not None)
         kinds.setdefault((head.module, name), []).append(head)
-    there = {frozenset(group.members) for group in known}
-    return [
-        HeadGroup(tuple(members), name) for (_, name), members in kinds.items()
-        if len(members) > 1 and frozenset(members) not in there
-    ]  # fmt: skip
+    return [HeadGroup(tuple(members), name) for (_, name), members in kinds.items()]
 
 
 def groups_of_labels(labels: Sequence[HeadLabel], known: Sequence[HeadGroup] = ()) -> list[HeadGroup]:

@@ -36,7 +36,8 @@ SILENCED = ("zero", "resample")
 """How the worth of attention is taken: every output is 0; every output is that of another text."""
 RARE = 0.02
 """Share of texts: what an edit costs in fewer texts than these is not looked for. A claim that it costs nothing allows for a
-cost of ``minimal effect / RARE`` in a text, fifty times the minimal effect, and for as much as was seen where that is more."""
+cost of ``minimal effect / RARE`` in a text, fifty times the minimal effect, and for as much as was seen where that is more.
+With the same allowance a claim that it costs less than an even share, twenty times the minimal effect, takes some ten texts."""
 
 BETS = ((1.0, 0.7), (0.5, 0.1), (0.2, 0.1), (0.05, 0.1))
 """Stakes of the test that a mean lies below a bound, as shares of the largest, and how the first unit is split among them. The
@@ -50,11 +51,14 @@ class Evidence:
     Attributes:
         values: float64 ``(heads, texts)``; NaN where a head was not measured, and its p-value is 1 where it never was.
         above: whether the claim is that it costs more than the bound, or that it costs less.
+        most: what a text may cost, by assumption, for a claim that it costs less, ``bound / RARE`` by default; more where
+            more was seen.
     """
 
     values: np.ndarray
     bound: float
     above: bool = True
+    most: float | None = None
 
     @functools.cached_property
     def p(self) -> np.ndarray:
@@ -85,7 +89,7 @@ class Evidence:
                 mean, spread = values.mean(1), values.std(1, ddof=1)
                 found[rows] = _p_above(mean - less * spread, spread, count, self.bound)
                 continue
-            gains = _gains(values, self.bound)
+            gains = _gains(values, self.bound, self.bound / RARE if self.most is None else self.most)
             with np.errstate(invalid="ignore"):  # a stake that lost all it had stays there
                 gain, scatter = gains.mean(2), gains.std(2, ddof=1)
                 found[rows] = _p_below(np.where(np.isfinite(gain), gain - less * scatter, -np.inf) * count)
@@ -107,11 +111,12 @@ COSTS = ("redirect", "hide", "zero", "zero_value", "mean_sink", "resample")
 """Edits of which it is asked whether they cost."""
 
 
-def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float) -> dict[str, Evidence]:
+def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float, *, many: bool = False) -> dict[str, Evidence]:
     """Every contrast of one domain, as far as its variants were measured, by name.
 
     - ``redirect``, ``hide``, ``zero``, ``zero_value``, ``mean_sink``, ``resample``: the effect is above the minimal effect;
     - ``redirect costs nothing`` and so on: it is below it. One-sided: an edit that helps costs nothing either;
+    - ``redirect is slight`` and so on: it is below an even share, ``minimal_effect / SHARE``; of ``many`` heads;
     - ``hide - zero_value``: hiding the sink, so that its share goes to the other keys, costs more, by the minimal effect, than
       taking the same share away and giving it to none; ``hide - zero_value costs nothing``: it does not.
 
@@ -137,7 +142,10 @@ def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float) ->
     contrasts: dict[str, Evidence] = {}
     for name, values in changes.items():
         contrasts[name] = Evidence(values, minimal_effect)
-        contrasts[f"{name} costs nothing"] = Evidence(values, minimal_effect, above=False)
+        contrasts[f"{name} costs nothing"] = nothing = Evidence(values, minimal_effect, above=False)
+        if many:
+            slight = dataclasses.replace(nothing, bound=minimal_effect / SHARE, most=minimal_effect / RARE)
+            contrasts[f"{name} is slight"] = slight
     return contrasts
 
 
@@ -156,7 +164,7 @@ def contrasts_of(evidence: Mapping[str, Evidence]) -> dict[str, list[Effect | No
     for cells in of_count.values():
         intervals = means_over_items(np.stack([own for _, _, own in cells]))
         for (name, row, _), interval in zip(cells, intervals, strict=True):
-            for claim in (name, f"{name} costs nothing"):
+            for claim in (name, f"{name} costs nothing", f"{name} is slight"):
                 if claim in evidence:
                     found[claim][row] = Effect(**interval.to_dict(), p=float(evidence[claim].p[row]))
     return found
@@ -200,13 +208,13 @@ def _p_above(mean: np.ndarray, spread: np.ndarray, texts: int, bound: float) -> 
     return np.maximum(scipy.special.stdtr(texts - 1, -t), 2.0**-texts)
 
 
-def _gains(values: np.ndarray, bound: float) -> np.ndarray:
+def _gains(values: np.ndarray, bound: float, most: float) -> np.ndarray:
     """Logarithm of what bets against a mean of the bound or more gain by each text, ``(stakes, heads, texts)``.
 
     With a stake ``s`` a text of cost ``x`` multiplies what one has by ``1 + s (m - x)``, ``m`` being the bound, where ``s`` is
-    at most ``1 / (c - m)`` and no text costs more than ``c``, here ``m / RARE`` or the largest cost that was seen.
+    at most ``1 / (c - m)`` and no text costs more than ``c``, here ``most`` or the largest cost that was seen.
     """
-    largest = np.maximum(values.max(1), bound / RARE)[:, None]
+    largest = np.maximum(values.max(1), most)[:, None]
     with np.errstate(divide="ignore"):
         return np.stack([
             np.log(np.maximum(1 + share / (largest - bound) * (bound - values), 0.0)) for share, _ in BETS

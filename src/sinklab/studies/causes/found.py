@@ -10,8 +10,8 @@ from sinklab.results.intervals import Interval
 __all__ = ["LABELS", "Causes"]
 
 Label = Literal[
-    "text-dependent", "constant", "dormant", "bias", "broadcast", "unneeded", "switch", "active", "needs-sink", "mixed",
-    "undecided", "not-run",
+    "text-dependent", "constant", "dormant", "bias", "broadcast", "unneeded", "switch", "active", "needs-sink",
+    "slight", "mixed", "undecided", "not-run",
 ]  # fmt: skip
 """What a head is, or a group of heads."""
 LABELS: tuple[Label, ...] = get_args(Label)
@@ -284,34 +284,6 @@ class Massive:
     unit: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """How far a replaced token reaches: relative changes |h' - h| / |h| of the hidden state of one token after one layer.
-
-    Attributes:
-        conditions: ``sink``, the model as it is; ``no sink``, the sink hidden from every query but those
-            near it; ``control``, one random other
-            key of each text, from its first quarter, hidden instead.
-        layers: -1 for the embeddings; ``distances`` are first and last of each bin, in tokens after the replaced one.
-        curves: by condition ``(layers, distances)``, mean over texts and replaced tokens.
-        totals: by condition ``(layers,)``, mean over the tokens after it (over all others, where a model looks ahead).
-        ratios: for ``no sink`` and ``control`` the geometric mean over texts of the total after the last layer over that of the
-            model as it is; above 1 if hiding lets the change spread. ``None`` if nothing spreads at all.
-        losses: what hiding costs.
-    """
-
-    conditions: list[str]
-    layers: list[int]
-    distances: list[tuple[int, int]]
-    curves: dict[str, list[list[Number]]]
-    totals: dict[str, list[Number]]
-    ratios: dict[str, Interval | None]
-    losses: dict[str, Interval]
-    replaced: int
-    texts: int
-    unit: str
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Causes:
     """``summary.json`` of ``sinklab causes``, and the entry ``causes`` of that of an audit.
@@ -323,7 +295,7 @@ class Causes:
         budget: seconds; ``None`` without one.
         screened: edit to how the screen compares with exact effects; ``None`` where nothing was screened.
         of_a_key: of models with grouped queries.
-        location, key_bias, massive, spread: the experiments; ``None`` where they are not run.
+        location, key_bias, massive: the experiments; ``None`` where they are not run.
     """
 
     heads: list[ExaminedHead]
@@ -348,4 +320,3 @@ class Causes:
     location: Location | Refused | None
     key_bias: KeyBias | Refused | None
     massive: Massive | Refused | None
-    spread: Spread | Refused | None

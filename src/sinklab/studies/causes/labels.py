@@ -16,7 +16,7 @@ from sinklab.studies.causes.evidence import MINIMAL_EFFECT, Evidence, benjamini_
 from sinklab.studies.causes.found import Effect, Label, Undecided
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["IN_PART", "RULES", "HeadLabel", "label_heads", "mirrored", "overall", "require_texts", "texts_needed"]
+__all__ = ["IN_PART", "RULES", "HeadLabel", "asked_for", "label_heads", "mirrored", "overall", "require_texts", "texts_needed"]
 
 Rules: TypeAlias = dict[str, tuple[str, ...]]
 
@@ -29,18 +29,20 @@ RULES: Rules = {
     "unneeded": ("redirect costs nothing", "zero costs nothing", "zero_value costs nothing", "hide costs nothing"),
     "active": ("redirect", "zero"),
     "needs-sink": ("hide", "hide - zero_value"),
+    "slight": ("redirect is slight", "hide is slight"),
 }
-"""Contrasts that must all hold for a label in one domain (:func:`~sinklab.studies.causes.evidence.evidence_of`). The last two
-are what is known of a head of which no other label is."""
+"""Contrasts that must all hold for a label in one domain (:func:`~sinklab.studies.causes.evidence.evidence_of`). The last three
+are what is known of a head of which no other label is; *slight* is asked of models of many heads alone."""
 
 RULES_WITHOUT_SINK: Rules = {
     "text-dependent": ("zero", "resample"),
     "constant": ("zero", "resample costs nothing"),
     "unneeded": ("zero costs nothing",),
     "active": ("zero",),
+    "slight": ("zero is slight",),
 }
 
-IN_PART = {"active": ("text-dependent", "constant"), "needs-sink": ()}
+IN_PART = {"active": ("text-dependent", "constant"), "needs-sink": (), "slight": ()}
 """Labels of what is decided of a head, to those that say more of the same; any other label says more than they do."""
 
 NEEDS: Rules = {"yes": ("hide", "hide - zero_value"), "no": ("hide - zero_value costs nothing",)}
@@ -51,22 +53,46 @@ SEARCHED = 2**20
 """Texts up to which is looked for a number that would decide."""
 
 
-def rules_of(sinks: Sinks, variants: Sequence[str]) -> Rules:
+def rules_of(sinks: Sinks, variants: Sequence[str], *, many: bool = False) -> Rules:
     """The rules for a sink and the variants that are measured.
 
     A sink that is the same in all texts by construction, BOS in front or a null score, has no mean to be replaced by: what it
     carries is a bias. One whose place differs from text to text has none either, and what it carries counts as a broadcast.
     """
-    if sinks.main is None:
-        return RULES_WITHOUT_SINK
-    if "mean_sink" in variants:
-        return RULES
-    left = "broadcast" if sinks.main.kind in ("position", "null") else "bias"
-    return {
-        label: tuple(claim for claim in claims if not claim.startswith("mean_sink"))
-        for label, claims in RULES.items()
-        if label != left
-    }
+    rules = dict(RULES if sinks.main is not None else RULES_WITHOUT_SINK)
+    if not many:
+        del rules["slight"]
+    if sinks.main is None or "mean_sink" in variants:
+        return rules
+    del rules["broadcast" if sinks.main.kind in ("position", "null") else "bias"]
+    return {label: tuple(claim for claim in claims if not claim.startswith("mean_sink")) for label, claims in rules.items()}
+
+
+def asked_for(effects: Effects[Edited], sinks: Sinks, *, level: float, minimal_effect: float) -> list[list[str]]:
+    """For every head the edits that are missing for a label of which nothing that was measured speaks against.
+
+    What it says to cost is shown by itself at the level, and what it says to cost nothing does so in the mean; where it says
+    no more than that, this is shown too. Choosing edits by the effects of others makes no label false more often: its p-value
+    is 1 as long as a claim of it is not measured, and that of the largest claim then.
+    """
+    wanted: list[set[str]] = [set() for _ in effects.heads]
+    rules = rules_of(sinks, effects.variants)
+    for number in range(len(effects.domain_names)):
+        evidence = evidence_of(effects, number, minimal_effect)
+        measured = {name: ~np.isnan(one.values).all(1) for name, one in evidence.items()}
+        for claims in rules.values():
+            shown = {name: measured[name] & (evidence[name].p <= level) for name in claims}
+            costs = np.any([shown[name] for name in claims if evidence[name].above] or [np.zeros(len(wanted), bool)], axis=0)
+            fits = [
+                ~measured[name] | shown[name] | (costs & evidence[name].holds & (not evidence[name].above)) for name in claims
+            ]
+            for index in np.flatnonzero(np.all(fits, axis=0) & np.any([measured[name] for name in claims], axis=0)):
+                wanted[index] |= {word for name in claims if not measured[name][index] for word in name.split()}
+    there = np.isfinite(effects.loss).any((2, 3))
+    return [
+        [name for row, name in enumerate(effects.variants) if name in own and not there[row, index]]
+        for index, own in enumerate(wanted)
+    ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,7 +116,7 @@ class HeadLabel(Generic[Edited]):
 
 
 def label_heads(
-    effects: Effects[Edited], sinks: Sinks, *, level: float = 0.05, minimal_effect: float = MINIMAL_EFFECT
+    effects: Effects[Edited], sinks: Sinks, *, level: float = 0.05, minimal_effect: float = MINIMAL_EFFECT, many: bool = False
 ) -> list[HeadLabel[Edited]]:
     """A label for every head that was measured, or for every group, in every domain and over all of them.
 
@@ -102,11 +128,11 @@ def label_heads(
     (:data:`NEEDS`): hiding it, its share going to the other keys, costs more than giving that to none.
 
     **What is controlled.** Claims have one-sided p-values, a label in a domain the largest of its claims (an intersection-union
-    test, valid however they correlate); Benjamini and Hochberg's procedure runs over all heads, domains and labels, and once
-    more over the second axis. Of the labels given in domains a share of at most ``level`` is false in expectation; where all
-    are false, the chance that any is given is at most ``level``. This rests on independent texts; for costs, on means over
-    texts that are near normal or skewed to the right; for what costs nothing, on no text that costs more than
-    ``minimal_effect / RARE`` or than what was seen (:class:`~sinklab.studies.causes.evidence.Evidence`).
+    test, valid however they correlate); Benjamini and Hochberg's procedure runs over all heads, domains and labels, once more
+    over *slight* and once over the second axis. Of the labels given in domains a share of at most ``level`` is false in
+    expectation; where all are false, the chance that any is given is at most ``level``. This rests on independent texts; for
+    costs, on means over texts that are near normal or skewed to the right; for what costs nothing, on no text that costs more
+    than ``minimal_effect / RARE`` or than what was seen (:class:`~sinklab.studies.causes.evidence.Evidence`).
 
     **A minimal effect that is taken from the same texts** (:func:`~sinklab.studies.causes.evidence.minimal_effect_of`) makes no
     claim false more often. That a mean is above ``m`` is claimed where its lower confidence bound is; if that lies below the
@@ -117,16 +143,17 @@ def label_heads(
         effects: of the variants of :func:`~sinklab.studies.causes.effects.make_variants`.
         level: false discovery rate, between 0 and 1.
         minimal_effect: above 0, in the unit of the loss.
+        many: whether heads that cost less than an even share are *slight*, where no more is decided.
 
     Raises:
         ConfigurationError: too few texts for the error rate (says how many it takes), or variants that are missing.
         MeasurementError: an effect that is not finite.
     """
     names = effects.domain_names
-    rules = rules_of(sinks, effects.variants)
+    rules = rules_of(sinks, effects.variants, many=many)
     counts = dict(zip(names, (~np.isnan(effects.clean_loss)).sum(0).tolist(), strict=True))
     _require(counts, len(effects.heads), len(rules), level)
-    evidence = [evidence_of(effects, number, minimal_effect) for number in range(len(names))]
+    evidence = [evidence_of(effects, number, minimal_effect, many=many) for number in range(len(names))]
     missing = [name for rule in rules.values() for name in rule if name not in evidence[0]]
     if missing:
         raise ConfigurationError(
@@ -159,7 +186,12 @@ class _Decided:
         # All claims of a label hold: the largest of their p-values (an intersection-union test, Berger 1982).
         p = [[np.maximum.reduce([of[name].p for name in names]) for names in rules.values()] for of in evidence]
         self.p = np.stack([np.stack(of_domain, axis=1) for of_domain in p], axis=1)
-        self.decided, self.critical = benjamini_hochberg(self.p, level)
+        # Slight heads are many: among the others they would pay for false labels that say more.
+        slight = np.array([rule == "slight" for rule in rules])
+        self.decided = np.zeros(self.p.shape, dtype=bool)
+        self.decided[..., ~slight], self.critical = benjamini_hochberg(self.p[..., ~slight], level)
+        if slight.any():
+            self.decided[..., slight], _ = benjamini_hochberg(self.p[..., slight], level)
 
     def rules_of(self, head: int, domain: int) -> list[str]:
         """The hypotheses that are decided for a head in a domain, without those of which another says more."""
@@ -244,7 +276,7 @@ def texts_needed(labels: Sequence[HeadLabel]) -> int | None:
     return int(np.ceil(np.median(needed))) if needed else None
 
 
-def require_texts(samples: Samples, sinks: Sinks, heads: int, *, level: float = 0.05) -> None:
+def require_texts(samples: Samples, sinks: Sinks, heads: int, *, level: float = 0.05, many: bool = False) -> None:
     """Refuse before the work what :func:`label_heads` would refuse behind it.
 
     Args:
@@ -253,7 +285,7 @@ def require_texts(samples: Samples, sinks: Sinks, heads: int, *, level: float = 
     Raises:
         ConfigurationError: too few texts for the error rate; says how many are needed.
     """
-    _require(samples.counts, heads, len(RULES_WITHOUT_SINK if sinks.main is None else RULES), level)
+    _require(samples.counts, heads, len(rules_of(sinks, ["mean_sink"], many=many)), level)
 
 
 def _require(counts: dict[str, int], heads: int, rules: int, level: float) -> None:

@@ -28,13 +28,14 @@ from sinklab.results.run import Progress, silent
 from sinklab.results.sections import Context, to_json
 from sinklab.results.store import Store
 from sinklab.results.table import make_table
-from sinklab.sinks import Head, Sinks, find_sinks
+from sinklab.sinks import Sinks, find_sinks
 from sinklab.sinks.value import SinkPlace
-from sinklab.studies.causes import entries, key_bias, location, massive, spread
-from sinklab.studies.causes.effects import Effects, HeadGroup, joined, make_variants
-from sinklab.studies.causes.evidence import MANY, SILENCED, evidence_of, minimal_effect_of
+from sinklab.studies.causes import entries, key_bias, location, massive
+from sinklab.studies.causes.effects import Edited, Effects, HeadGroup, joined, make_variants
+from sinklab.studies.causes.engine import multiplies_coarsely
+from sinklab.studies.causes.evidence import MANY, SILENCED, minimal_effect_of
 from sinklab.studies.causes.found import LABELS, Causes, MinimalEffect, Refused
-from sinklab.studies.causes.labels import label_heads, mirrored, require_texts, texts_needed
+from sinklab.studies.causes.labels import asked_for, label_heads, mirrored, require_texts, texts_needed
 from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.resumable import Resumable, Task
 from sinklab.studies.causes.samples import Samples
@@ -43,9 +44,9 @@ from sinklab.studies.causes.texts import Texts, default_texts
 
 __all__ = ["Examined", "causes_section", "examine", "facts_of"]
 
-WORK = 2e12
+WORK = 2.5e11
 """Multiplications and additions of one pass over the texts of an experiment, or of the screen, beyond which it has fewer of
-them: some 20 seconds of a core."""
+them: some three seconds of a core."""
 LEAST = 8
 """Texts that it has all the same."""
 
@@ -72,7 +73,8 @@ def examine(
     """Find the sink, measure every variant on every head, and label; then groups of heads at once.
 
     With a budget, and of more than :data:`~sinklab.studies.causes.evidence.MANY` heads, in stages: a screen of all heads;
-    groups, the heads of each layer that sink and those that do not; the experiments; then heads, most informative first.
+    groups, the heads of each layer that sink and those that do not; the experiments; then heads, those that sink first and
+    most informative first. Of both, in two rounds: :data:`FIRST`, then what is missing for a label that these allow.
 
     Args:
         sinks: where the sinks are, if that is known; found on these texts otherwise.
@@ -91,19 +93,22 @@ def examine(
     progress("sinks", 1, 1)
     heads, groups = entries.chosen_heads(request.chosen, sinks.heads)
     with _named("`texts`, `heads`, `level`"):
-        require_texts(samples, sinks, len(heads), level=level)
+        staged = request.budget is not None or len(heads) > MANY
+        require_texts(samples, sinks, len(heads), level=level, many=staged)
         count = len(groups) + (entries.most_groups(len(heads)) if request.together else 0)
-        require_texts(samples, sinks, max(count, 1), level=level)
-    staged = request.budget is not None or len(heads) > MANY
+        require_texts(samples, sinks, max(count, 1), level=level, many=staged)
     budget = request.budget if isinstance(request.budget, float) else float("inf")
     variants = make_variants(model, sinks, samples, batch_size=size)
     few = samples.spread(_affordable(model, samples))
-    if staged:
-        groups += entries.kinds_of_layers(heads, sinks, request.threshold, groups)
+    kinds = entries.kinds_of_layers(heads, sinks, request.threshold) if staged else []
+    there = {frozenset(group.members) for group in groups}
+    groups += [kind for kind in kinds if len(kind.members) > 1 and frozenset(kind.members) not in there]
     seconds = (time.monotonic() - began) / 3  # find_sinks makes two passes, the means of the sink one
-    plan(progress, _costs(seconds, len(few) / len(samples), len(heads), len(groups), len(variants), request, budget, staged))
+    coarse = staged and multiplies_coarsely(model)
+    costs = _costs(seconds, len(few) / len(samples), len(heads), len(groups), len(variants), request, budget, staged, coarse)
+    plan(progress, costs, began + budget - time.monotonic())
     identity = {**identity, "main_sink": sinks.describe(), "other_sinks": sinks.secondary}
-    measured = Resumable(model, texts, request, variants, identity, store or Store(None), progress, began + budget)
+    measured = Resumable(model, texts, request, variants, identity, store or Store(None), progress, began + budget, coarse)
     if isinstance(request.minimal_effect, str):
         everything = [HeadGroup(tuple(sinks.heads))]
         minimal = minimal_effect_of(measured.measured("all heads at once", [(everything, SILENCED)], everything))
@@ -118,19 +123,18 @@ def examine(
             model, few, texts.readout, make_variants(model, sinks, few, batch_size=size), heads, batch_size=at_once,
             progress=progress,
         )  # fmt: skip
+        rounds: dict[str, Any] = {"sinks": sinks, "level": level, "minimal_effect": least}
         groups.sort(key=lambda group: -max(map(estimates.worth, group.members)))
-        tasks_of_groups = [
-            ([group], [name for name in measured.names if name not in OF_SINKS or not group.called.endswith(entries.OTHERS)])
-            for group in groups
-        ]
-        of_groups = measured.measured("groups", tasks_of_groups, groups, began + budget / 2) if groups else None
+        each = [[group] for group in groups]
+        of_groups = _in_rounds(measured, "groups", each, groups, began + budget / 2, **rounds) if groups else None
         sections, section_rows = _experiments(model, texts, sinks, request, least, progress)
-        tasks = _tasks(heads, estimates, of_groups, measured.names, level=level, minimal_effect=least)
-        effects = measured.measured("heads", tasks, heads)
+        worth = {kind: sum(map(estimates.worth, kind.members)) / len(kind.members) for kind in kinds}
+        kinds.sort(key=lambda kind: (kind.called.endswith(entries.OTHERS), -worth[kind]))
+        effects = _in_rounds(measured, "heads", [kind.members for kind in kinds], heads, began + budget, **rounds)
     else:
         effects = measured.of_heads(heads)
         of_groups = None
-    labels = label_heads(effects, sinks, level=level, minimal_effect=least)
+    labels = label_heads(effects, sinks, level=level, minimal_effect=least, many=staged)
     listed = entries.examined_heads(model, samples, labels, sinks, effects, estimates, batch_size=size)
     rows = [*entries.effect_rows(effects), *entries.head_rows(listed), *entries.estimate_rows(listed, effects.unit)]
     more = entries.groups_of_labels(labels, groups) if request.together else []
@@ -140,7 +144,7 @@ def examine(
         of_groups = own if of_groups is None else joined(of_groups, own)
     together = []
     if of_groups is not None:
-        judged = label_heads(of_groups, sinks, level=level, minimal_effect=least)
+        judged = label_heads(of_groups, sinks, level=level, minimal_effect=least, many=staged)
         together = entries.examined_groups(judged, of_groups, listed, effects)
         rows += entries.group_rows(of_groups)
     clean_loss = dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True))
@@ -159,19 +163,24 @@ def examine(
 
 
 def _costs(
-    seconds: float, few: float, heads: int, groups: int, edits: int, request: Request, budget: float, staged: bool
-) -> dict[str, float]:
-    """Seconds that every stage takes, as far as they are known: an edit of one layer is half a pass over all texts.
+    seconds: float, few: float, heads: int, groups: int, edits: int, request: Request, budget: float, staged: bool,
+    coarse: bool,
+) -> dict[str, float]:  # fmt: skip
+    """Seconds that every stage takes, as far as they are known: an edit of one layer is half a pass over all texts, or less
+    where changes are multiplied in bfloat16.
 
     Args:
         seconds: of a pass; ``few`` is the share of the texts that the screen and the experiments read.
     """
     costs = {"all heads at once": 4 * seconds} if request.minimal_effect == "auto" else {}
+    each = (0.3 if coarse else 0.5) * seconds
     if staged:
-        costs |= {"screen": 8 * few * seconds, "groups": min(0.5 * seconds * edits * groups, budget / 2)}
-    costs |= {"experiments": 30 * few * seconds} if request.experiments else {}
+        costs |= {"screen": 8 * few * seconds, "groups": min(each * len(FIRST) * groups, budget / 2)}
+    costs |= {"experiments": 20 * few * seconds} if request.experiments else {}
     left = max(budget - sum(costs.values()), seconds)
-    return costs | {"heads" if staged else "effects": min(0.5 * seconds * edits * heads, left)}
+    if not staged:
+        return costs | {"effects": min(each * edits * heads, left)}
+    return costs | {"heads": min(each * len(FIRST) * heads, left), "heads again": 0.1 * each * heads}
 
 
 LOGITS = 2**24
@@ -190,37 +199,35 @@ def _affordable(model: nn.Module, samples: Samples) -> int:
     return max(LEAST, int(WORK / (2 * sum(parameter.numel() for parameter in model.parameters()) * tokens)))
 
 
-def _tasks(
-    heads: Sequence[Head],
-    estimates: Screened,
-    of_groups: Effects[HeadGroup] | None,
-    names: Sequence[str],
+def _in_rounds(
+    measured: Resumable,
+    stage: str,
+    kinds: Sequence[Sequence[Edited]],
+    everything: Sequence[Edited],
+    deadline: float,
     *,
+    sinks: Sinks,
     level: float,
     minimal_effect: float,
-) -> list[Task[Head]]:
-    """What is measured of heads: the edits that are shown to cost something on the head's group, then the others (a closed
-    test: a member is asked behind its group); both by what the screen expects for the layers that it takes."""
-    costing: dict[Head, set[str]] = {}
-    for number in range(len(of_groups.domain_names) if of_groups is not None else 0):
-        assert of_groups is not None
-        evidence = evidence_of(of_groups, number, minimal_effect)
-        for index, group in enumerate(of_groups.heads):
-            shown = {name for name in names if name in evidence and evidence[name].p[index] <= level}
-            for claims in TOGETHER:
-                shown |= set(claims) & set(names) if shown & set(claims) else set()
-            for head in group.members if group.called.startswith("layer ") else ():
-                costing[head] = costing.get(head, set()) | shown
-    order = sorted(heads, key=lambda head: -estimates.worth(head))
-    first = [([head], [name for name in names if name in costing.get(head, names)]) for head in order]
-    second = [([head], [name for name in names if name not in costing.get(head, names)]) for head in order]
-    return [task for task in (*first, *second) if task[1]]
+) -> Effects[Edited]:
+    """Effects of :data:`FIRST` on heads or groups, a few of one module at a time; then of what these ask for."""
+    first = [name for name in FIRST if name in measured.names] or [measured.names[0]]
+    effects = measured.measured(stage, [(kind, first) for kind in kinds], everything, deadline)
+    while True:
+        wanted = asked_for(effects, sinks, level=level, minimal_effect=minimal_effect)
+        asked = {one: tuple(names) for one, names in zip(everything, wanted, strict=True) if names}
+        tasks: list[Task[Edited]] = []
+        for kind in kinds:
+            for names in dict.fromkeys(asked[one] for one in kind if one in asked):
+                tasks.append(([one for one in kind if asked.get(one) == names], names))
+        if not tasks or time.monotonic() > deadline:
+            return effects
+        effects = measured.measured(f"{stage} again", tasks, everything, deadline, effects)
 
 
-OF_SINKS = ("hide", "zero_value", "mean_sink")
-"""Edits that say something of heads that sink; the others of a layer go without."""
-TOGETHER = (("zero", "resample", "redirect"), ("hide", "zero_value"))
-"""Edits on which the same labels rest: of no use one without the other."""
+FIRST = ("redirect", "hide")
+"""What is done to every head. Where neither costs anything that is seen, the others seldom do: an output of 0 is silence too,
+and a hidden sink has no value either. Where one does, it is known which of them would make a label."""
 
 
 def _experiments(
@@ -239,7 +246,6 @@ def _experiments(
             ), key_bias.rows
         ),
         "massive": (lambda: massive.massive_activations(model, samples, sinks, **own), massive.rows),
-        "spread": (lambda: spread.spread(model, samples, sinks, **own), spread.rows),
     }  # fmt: skip
     sections: dict[str, Any] = dict.fromkeys(runs)
     rows: list[Row] = []

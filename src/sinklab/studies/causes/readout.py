@@ -29,10 +29,12 @@ SOME = 64
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LogitMap:
-    """The linear map from hidden states to logits: weight ``(vocab_size, hidden_size)``, bias ``(vocab_size,)`` or ``None``."""
+    """The linear map from hidden states to logits: weight ``(vocab_size, hidden_size)``, bias ``(vocab_size,)`` or ``None``;
+    ``coarse`` is the weight in bfloat16, where changes are multiplied in it."""
 
     weight: Tensor
     bias: Tensor | None = None
+    coarse: Tensor | None = None
 
     def tiles(self, hidden: Tensor, center: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, logits less the centre ``(rows, columns)``, and piece of the weight, tile by tile, of hidden ``(n, width)``."""
@@ -59,6 +61,22 @@ class LogitMap:
                 exact[rows] = torch.logaddexp(exact[rows], torch.logsumexp(logits, dim=-1))
             result[far] = exact
         return result
+
+    def log_sum_exp_changes(self, hidden: Tensor, center: Tensor, log_sum_exp: Tensor, moved: Tensor) -> Tensor:
+        """Changes ``(edits, n)`` of the log-sum-exp of hidden ``(n, width)`` moved by ``(edits, n, width)``: of the logits
+        unedited, and the products of the changes and the coarse weight."""
+        assert self.coarse is not None
+        rounded = moved.to(self.coarse.dtype)
+        total = hidden.new_zeros(1 + len(moved), len(hidden))
+        start = 0
+        for rows, logits, weight in self.tiles(hidden, center):
+            logits -= log_sum_exp[rows, None]
+            columns = self.coarse[start : start + len(weight)]
+            total[0, rows] += logits.exp().sum(-1)
+            for edit, change in enumerate(rounded, 1):
+                total[edit, rows] += (logits + nn.functional.linear(change[rows], columns)).exp_().sum(-1)
+            start += len(weight) if rows.stop >= len(hidden) else 0
+        return (total[1:] / total[0]).log()
 
     def mean_rows(self, hidden: Tensor, center: Tensor, log_sum_exp: Tensor) -> Tensor:
         """Mean row of the weight under the distribution of each hidden state, ``(n, width)``."""
@@ -105,8 +123,11 @@ class TokenChanges:
             hidden: ``(edits * samples, seq_len, width)``, one edit after the other.
         """
         edited = self._rows(hidden)
-        change = torch.stack([self._logits.log_sum_exp(states, self._center) for states in edited]) - self._log_sum_exp
         moved = edited - self._hidden
+        if self._logits.coarse is not None:
+            change = self._logits.log_sum_exp_changes(self._hidden, self._center, self._log_sum_exp, moved)
+        if self._logits.coarse is None or not bool((change.abs() < FAR).all()):
+            change = torch.stack([self._logits.log_sum_exp(states, self._center) for states in edited]) - self._log_sum_exp
         loss = change - torch.linalg.vecdot(moved, self._target_rows)
         divergence = change - torch.linalg.vecdot(moved, self._mean_rows)
         return self._spread(loss), self._spread(divergence)

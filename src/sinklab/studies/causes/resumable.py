@@ -43,6 +43,7 @@ class Resumable:
     Args:
         identity: of the model and its sinks: what effects depend on besides texts, request and weights.
         deadline: of :func:`time.monotonic`, behind which no further piece is begun.
+        coarse: whether changes are multiplied in bfloat16 (:class:`~sinklab.studies.causes.engine.Engine`).
     """
 
     model: nn.Module
@@ -53,13 +54,14 @@ class Resumable:
     store: Store
     progress: Progress
     deadline: float = float("inf")
+    coarse: bool = False
 
     def __post_init__(self) -> None:
         if type(self.texts.readout) not in READOUTS:
             self.store = Store(None)
         self._settings = {} if self.store.folder is None else self._key()
         samples, size = self.texts.samples, self.request.batch_size
-        self._engine = Engine(self.model, samples, self.texts.readout, self.variants, batch_size=size)
+        self._engine = Engine(self.model, samples, self.texts.readout, self.variants, batch_size=size, coarse=self.coarse)
 
     @property
     def names(self) -> list[str]:
@@ -77,37 +79,48 @@ class Resumable:
         return self.measured("effects", [(piece, self.names) for piece in pieces], heads)
 
     def measured(
-        self, stage: str, tasks: Sequence[Task[Edited]], everything: Sequence[Edited], deadline: float | None = None
+        self,
+        stage: str,
+        tasks: Sequence[Task[Edited]],
+        everything: Sequence[Edited],
+        deadline: float | None = None,
+        found: Effects[Edited] | None = None,
     ) -> Effects[Edited]:
         """Effects of the tasks that are begun before the deadline, the first always; NaN where nothing was measured.
 
         Args:
-            stage: what the progress is called.
+            stage: what the progress is called: of the tasks, or of the time until the deadline, whichever ends first.
             everything: heads or groups in the order of the result.
             deadline: an earlier one.
+            found: effects that these are written into.
         """
         samples, names = self.texts.samples, self.names
         shape = (len(names), len(everything), len(samples), len(samples.domain_names))
-        found = Effects(
+        found = found or Effects(
             names, list(everything), samples.domain_names, np.full(shape, np.nan), np.full(shape, np.nan),
             np.full(shape[2:], np.nan), self.texts.readout.unit,
         )  # fmt: skip
         place = {one: index for index, one in enumerate(everything)}
         sizes = [len(edited) * len(chosen) for edited, chosen in tasks]
+        began, deadline = time.monotonic(), self.deadline if deadline is None else deadline
+
+        def progress(done: float) -> None:
+            spent = (time.monotonic() - began) / max(deadline - began, 1.0)
+            self.progress(stage, min(999, round(1000 * max(done / sum(sizes), spent))), 1000)
+
         for number, (edited, chosen) in enumerate(tasks):
+            before = sum(sizes[:number])
+            progress(before)
             settings = {**self._settings, "variants": list(chosen), "edited": [_spelled(one) for one in edited]}
             stored = self.store.get("effects", settings, __version__)
             if stored is None:
-                if number and time.monotonic() > (self.deadline if deadline is None else deadline):
+                if number and time.monotonic() > deadline:
                     continue  # what is stored of later ones is taken all the same
-                before, whole = sum(sizes[:number]), sum(sizes)
 
-                def progress(
-                    _: str, step: int, total: int, before: int = before, number: int = number, whole: int = whole
-                ) -> None:
-                    self.progress(stage, round(1000 * (before + sizes[number] * step / max(1, total)) / whole), 1000)
+                def within(_: str, step: int, total: int, before: int = before, size: int = sizes[number]) -> None:
+                    progress(before + size * step / max(1, total))
 
-                effects = self._engine.measure(edited, chosen, progress=progress)
+                effects = self._engine.measure(edited, chosen, progress=within)
                 arrays = {"loss": effects.loss, "divergence": effects.divergence, "clean_loss": effects.clean_loss}
                 self.store.put("effects", settings, __version__, effects.record, arrays)
                 record = effects.record
@@ -118,6 +131,8 @@ class Resumable:
             found.loss[where], found.divergence[where] = arrays["loss"][rows], arrays["divergence"][rows]
             found.clean_loss[:] = arrays["clean_loss"]
             found.record.update(record)
+        if tasks:
+            self.progress(stage, 1000, 1000)
         return found
 
     def _key(self) -> dict[str, Any]:
@@ -128,6 +143,7 @@ class Resumable:
         return {
             **self.identity,
             **{name: getattr(self.request, name) for name in matter},
+            "coarse": self.coarse,
             "weights": hash_weights(self.model),
             # Of its configuration, which is in no weight: scaled positions, a window.
             "fingerprint": fingerprint(self.model) if isinstance(self.model, PreTrainedModel) else "",

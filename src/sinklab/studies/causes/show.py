@@ -17,7 +17,6 @@ from sinklab.studies.causes.found import (
     Location,
     Massive,
     Refused,
-    Spread,
 )  # fmt: skip
 
 __all__ = ["show"]
@@ -32,6 +31,7 @@ LABELS: dict[str, tuple[str, str]] = {
     "switch": ("W", "text-dependent on some domains, at rest on the others"),
     "active": ("A", "silencing it costs loss; whether a constant would do is not shown"),
     "needs-sink": ("N", "hiding its sink costs loss; what the head does beside is not shown"),
+    "slight": ("S", "neither silence nor a hidden sink costs an even share of what attention is worth; below that it is open"),
     "mixed": ("X", "its labels differ by domain in another way"),
     "undecided": ("·", "none of these is shown at the error rate asked for"),
     "not-run": ("?", "not measured within the budget; the screen's estimate is no verdict"),
@@ -45,7 +45,9 @@ EDITS = {
 CONTRASTS = {**EDITS, "hide - zero_value": "share on other keys, less on none"}
 """Contrasts of the table with intervals; summary.json has all, with p-values."""
 SHOWN = 40
-"""Heads in a figure; of a larger model the ones that are decided and hurt most."""
+"""Heads in a table and a figure; of a larger model the ones of which most is decided, then those whose edits cost most."""
+OPEN = {"slight": 1, "undecided": 2}
+"""Labels that say little, or nothing."""
 STRONG = 10
 """Rows of lists that may be long."""
 
@@ -62,9 +64,11 @@ def show(found: Causes) -> Iterator[Block]:
         [(label, letter, found.counts[label], words) for label, (letter, words) in LABELS.items() if found.counts.get(label)],
     )
     run = [head for head in found.heads if head.label != "not-run"]
-    order = sorted(run, key=lambda head: (head.label == "undecided", -_size(head)))
+    order = sorted(run, key=lambda head: (OPEN.get(head.label, 0), -_size(head)))
+    if len(run) <= SHOWN:
+        order.sort(key=lambda head: (head.layer, head.head))
     for domain in found.domains:
-        yield from _domain(found, domain, sorted(order[:SHOWN], key=lambda head: (head.layer, head.head)))
+        yield from _domain(found, domain, order[:SHOWN])
     reasons = [
         [_name(entry), domain, why.nearest, ", ".join(why.not_shown), why.texts]
         for entry in (*order, *found.groups)
@@ -105,6 +109,8 @@ def _facts(found: Causes) -> Iterator[Sequence[str]]:
         worth = interval(min(costs.values(), key=lambda cost: cost.mean), 2, "")
         why = f"of {worth} that all attention is worth, a twentieth of the share of one of {minimal.heads} {minimal.of}"
     yield "nothing is", f"a change below {minimal.value:g} {found.unit}: {why}"
+    if found.counts.get("slight"):
+        yield "slight is", f"below {20 * minimal.value:g} {found.unit}, an even share, shown of silence and of a hidden sink"
     yield "errors", f"at most {100 * found.level:g} % of the labels are expected to be false (Benjamini and Hochberg 1995)"
 
 
@@ -236,28 +242,10 @@ def _massive(found: Massive) -> Iterator[Block]:
     yield Curves("Largest activation", peaks, [peak["layer"] for peak in found.peaks], x_name="layer", logarithmic=True)
 
 
-def _spread(found: Spread) -> Iterator[Block]:
-    ratio, control = found.ratios["no sink"], found.ratios["control"]
-    verdict = "A replaced token changes no other one."
-    if ratio is not None and control is not None:
-        side = "farther" if ratio.low > 1 else "less" if ratio.high < 1 else ""
-        clear = ratio.low > 1.05 * control.high if side == "farther" else 1.05 * ratio.high < control.low
-        verdict = f"Without the sink changes spread {side}, {'' if clear else 'not clearly '}more so than without another key."
-        if ratio.low > 1 / 1.05 and ratio.high < 1.05:
-            verdict = "The sink makes no difference of 5 % or more."
-        elif not side:
-            verdict = "Whether the sink holds changes back stays open."
-    yield Say(verdict)
-    rows = [[name, interval(found.ratios[name], 2, ""), interval(loss)] for name, loss in found.losses.items()]
-    yield Grid(["hidden", "spread, times that of the model as it is", f"loss, {found.unit}"], rows)
-    yield Curves("Relative change of later tokens", found.totals, found.layers, x_name="layer", logarithmic=True)
-
-
 EXPERIMENTS: dict[str, tuple[str, Callable[[Any], Iterator[Block]]]] = {
     "location": ("Where the sink goes", _location),
     "key_bias": ("Is what stands at the sink used?", _key_bias),
     "massive": ("Massive activations", _massive),
-    "spread": ("Does the sink keep changes from spreading?", _spread),
 }
 """Experiment to its heading and its blocks."""
 

@@ -13,6 +13,7 @@ from sinklab.corpora._reading import written_corpus
 from sinklab.corpora.base import Corpus, hash_tokens
 from sinklab.corpora.records import Records
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling
+from sinklab.models.drawing import AUTO, default_corpus
 from sinklab.models.loading import LoadedModel
 from sinklab.models.positions import learned_positions, require_positions, trained_length
 from sinklab.studies.causes.readout import MaskedToken, NextToken, Readout, readout_for
@@ -61,8 +62,10 @@ def default_texts(
     Raises:
         SinklabError: see :func:`texts_of`.
     """
-    corpora = [resolve_corpus(domain) for domain in domains]
-    names = [corpus.name if domain == corpus.name else corpus.label for domain, corpus in zip(domains, corpora, strict=True)]
+    corpora = [default_corpus(loaded) if domain == AUTO else resolve_corpus(domain) for domain in domains]
+    names = [
+        corpus.name if domain in (corpus.name, AUTO) else corpus.label for domain, corpus in zip(domains, corpora, strict=True)
+    ]
     if len(set(names)) < len(names):  # files of one name in two folders
         names = [domain if isinstance(domain, str) else domain.name for domain in domains]
     most = learned_positions(loaded.model) or trained_length(loaded.model) or LENGTH

@@ -12,11 +12,13 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.registry import policies
 from sinklab.results.blocks import Block, Facts, Heading, Say
+
+if TYPE_CHECKING:
+    from sinklab.policies.base import Policy
 
 HowExported = Literal["expressed", "approximated", "not expressible"]
 IntegerChoice = Literal["auto", "none", "int8", "int4"]
@@ -136,7 +138,8 @@ class ExportPlan:
     @property
     def pinned(self) -> tuple[int, ...]:
         """Positions that are never evicted, ascending."""
-        return self.policy.pinned if isinstance(self.policy, SlotPolicy) else ()
+        pinned: tuple[int, ...] = getattr(self.policy, "pinned", ())
+        return pinned
 
     @property
     def num_first(self) -> int | None:

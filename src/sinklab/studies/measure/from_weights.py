@@ -252,11 +252,11 @@ def _layers(weights: object) -> list[Tensor]:
             )
     else:
         layers = list(_array(weights, "`weights`", 5))
-    first = layers[0].shape if layers else ()
+    first: tuple[int, ...] = tuple(layers[0].shape) if layers else ()
     for number, layer in enumerate(layers):
         if (layer.shape[0], *layer.shape[2:]) != (first[0], *first[2:]):
             raise InputError(
-                f"`weights`: layer {number} is {tuple(layer.shape)} and layer 0 {tuple(first)} as (samples, heads, q, k), and "
+                f"`weights`: layer {number} is {tuple(layer.shape)} and layer 0 {first} as (samples, heads, q, k), and "
                 "not the same but for the heads"
             )
     return layers

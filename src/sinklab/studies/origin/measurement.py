@@ -135,6 +135,27 @@ def locate_origins(
     return found, rows
 
 
+def birth_neurons(model: PreTrainedModel, samples: Samples, sinks: Sinks) -> list[tuple[str, list[int]]]:
+    """Of every birth of a sink at a fixed position that neurons write: the linear map that they write by, and their numbers.
+
+    Without edits, so in the time of some forwards; arguments and errors as of :func:`locate_origins`.
+    """
+    few, found = samples.take(slice(0, 2)), list[tuple[str, list[int]]]()
+    structure = find_structure(model, lambda: model(**forward_arguments(model, few, full_logits=False)))
+    growth = measure_growth(model, structure, samples, ROWS_AT_ONCE)
+    everywhere = OriginSetting(model, structure, samples, growth, growth.positions >= 0, ROWS_AT_ONCE, 1, 0, silent)
+    followed = [sink for sink in sinks.sinks if sink.kind in ("position", "group")]
+    setting = everywhere.without(Place(tuple(followed)))
+    for place, births in _groups(setting, followed[:PLACES], []):
+        at = setting.tokens_at(place)
+        for birth in births:
+            sublayer = structure.sublayers[birth.stage - 1] if birth.jumps and birth.stage else None
+            if sublayer is None or sublayer.kind != "mlp" or (writer := writer_of(model, sublayer, None)) is None:
+                continue
+            found.append((writer.path, [part.unit for part in decompose(setting, sublayer, writer, at).parts]))
+    return found
+
+
 def origin_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
     """The origins as a section of an audit, on the first samples of its main condition and with the sinks that it found."""
     loaded, samples = context.loaded, context.samples.take(slice(0, IN_AUDIT))

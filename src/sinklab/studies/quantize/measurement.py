@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -27,8 +27,10 @@ from sinklab.results.metric import Row
 from sinklab.results.progress import Progress, plan, say, silent
 from sinklab.results.store import Store
 from sinklab.results.version import __version__
-from sinklab.sinks import find_sinks
+from sinklab.sinks import Sinks, find_sinks
+from sinklab.studies.fold.measurement import folded_copies
 from sinklab.studies.quantize.cures import (
+    Cure,
     Spike,
     best_cure,
     cost_of,
@@ -201,6 +203,7 @@ class _Examination:
     ) -> None:
         self.loaded, self.calibration, self.samples = loaded, calibration, samples
         self.request, self.progress, self.kept = request, progress, kept
+        self.sinks: Sinks | None = None
         self.twin = Twin(loaded.model, residual=request.residual, integer=request.integer)
         self.variants = [
             (scheme, per_token)
@@ -291,6 +294,7 @@ class _Examination:
             )  # fmt: skip
         except SinklabError as error:
             return None, str(error).splitlines()[0]
+        self.sinks = sinks
         groups = (place for sink in sinks.sinks for place in sink.positions)
         return tuple(sorted({*sinks.positions, *groups})), None
 
@@ -407,12 +411,13 @@ class _Examination:
         places = {tuple(sinks or ()), carrying} - {()}
         without = {places_: self.twin.ranges(self.calibration, places_) for places_ in places}
         tried = tried_cures(base, spikes, sinks or (), carrying, without)
-        level = 1 - (1 - LEVEL) / len(tried)
         found = []
         prefix = token_bytes(self.loaded.model) if is_causal_lm(self.loaded.model) else None
         self.progress(CURES, 0, len(tried))
-        for number, cure in enumerate(tried):
-            cured = _means(self._losses(f"{cure.name} under {base.scheme.name}", cure.treatment))
+        folded = list(self._folded(base))
+        level = 1 - (1 - LEVEL) / len(tried + folded)
+        for number, (cure, cured) in enumerate([*((cure, None) for cure in tried), *folded]):
+            cured = _means(self._losses(f"{cure.name} under {base.scheme.name}", cure.treatment)) if cured is None else cured
             left, gain = means_over_items(np.stack([cured - self.clean_means, _means(losses) - cured]), level=level)
             share, activations, held = cost_of(self.twin, cure.treatment, _length(self.samples), prefix)
             found.append(
@@ -421,8 +426,23 @@ class _Examination:
                     extra_bytes=held, positions=list(cure.treatment.positions),
                 )
             )  # fmt: skip
-            self.progress(CURES, number + 1, len(tried))
+            self.progress(CURES, number + 1, len(tried) + len(folded))
         return found, level
+
+    def _folded(self, base: Treatment) -> Iterator[tuple[Cure, np.ndarray]]:
+        """Another cure: the scheme on the model with its sinks folded, which has ranges of its own, with its mean losses."""
+        if self.sinks is None or base.scheme.activations == WHOLE_BITS:
+            return
+        try:
+            for name, label, model in folded_copies(
+                self.loaded.model, self.calibration, self.sinks, self.loaded.operation
+            ):  # fmt: skip
+                twin = Twin(model, residual=self.request.residual, integer=self.request.integer)
+                ranges = twin.ranges(self.calibration)
+                twin.keep(ranges)
+                yield Cure(name, label, base), _means(twin.losses(self.samples, dataclasses.replace(base, ranges=ranges)))
+        except SinklabError:  # a model that cannot be folded lacks this cure
+            return
 
     # --- in words -------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Key-query retrieval at a trigger: the trigger task with an answer to look up, its solutions, and its sink bound.
+"""Key-query retrieval at a trigger: the trigger task with an answer to look up, and its sink bound.
 
 Ran-Milo 2026 (arXiv 2603.11487) proves a sink for a trigger that averages, and calls the extension to retrieval likely. This
 is one reading of that extension, and what can be proved of it here is ours.
@@ -22,7 +22,7 @@ from no other token (row 2 of ``M`` is ``e_2``), then coordinate 2 of the output
 therefore ``A_BOS + A_trigger >= 1 - η``, with ``A_trigger = 0`` before the trigger. If ``M`` leaves coordinate 1 alone too,
 ``A_BOS >= 1 - 2 η`` everywhere off the trigger. With the target ``"token"`` the identity is such an ``M``. With the target
 ``"value"`` such an ``M`` leaves no weight for the answer: at the trigger, too, coordinate 2 of the output is the weight on
-content tokens, and its target is 0. Where ``M`` drops the marks, as in the solutions below, a single output counts nothing:
+content tokens, and its target is 0. Where ``M`` drops the marks, a single output counts nothing:
 tokens of values ``v`` and ``-v`` with weight 1/2 each give an output of 0 without any weight on BOS, and so does the trigger
 alone, whose value is 0, for the queries behind it.
 
@@ -49,7 +49,6 @@ solves this one.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal, get_args
 
 import torch
@@ -146,88 +145,6 @@ def retrieval_batch(
     if target == "value":
         targets[..., :first_value] = 0
     return RetrievalBatch(inputs, targets, positions, answers)
-
-
-# --- weights that solve the task --------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class RetrievalHead:
-    """One head without positions, scaling or residual.
-
-    Attributes:
-        score: ``S``, float64 ``(width, width)``: a query ``x`` scores a key ``x'`` by ``xᵀ S x'``. As maps of a layer:
-            ``W_Q = Sᵀ``, ``W_K = 1``.
-        value: ``M``, float64 ``(width, width)``: the output is ``Σ_k A_k M x_k``.
-        attention: ``"softmax"``, or ``"relu"``: ReLU of the scores, not divided by anything.
-    """
-
-    score: Tensor
-    value: Tensor
-    attention: Literal["softmax", "relu"]
-
-    def __call__(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs ``(batch, length, width)`` and causal weights ``(batch, length, length)``, float64."""
-        states = inputs.to(self.score.dtype)
-        scores = states @ self.score @ states.mT
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=inputs.device).triu(1)
-        if self.attention == "softmax":
-            weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
-        else:
-            weights = scores.relu().masked_fill(hidden, 0.0)
-        return weights @ states @ self.value.mT, weights
-
-
-def relu_solution(keys: int, values: int, target: RetrievalTarget = "value") -> RetrievalHead:
-    """Undivided ReLU attention that solves the task with no error at all, and no weight on BOS or off the trigger.
-
-    The score is 1 where keys agree, less 1 where both tokens are content or both are the trigger: 1 for the trigger on the
-    token that it asks for, 0 or less for all else. A content token behind the trigger never has the key that was asked for.
-    """
-    width = _width(keys, values)
-    score = torch.zeros(width, width, dtype=torch.float64)
-    key = torch.arange(FIRST_KEY, FIRST_KEY + keys)
-    score[key, key] = 1
-    score[CONTENT, CONTENT] = score[TRIGGER, TRIGGER] = -1
-    return RetrievalHead(score, _value_map(keys, values, target), "relu")
-
-
-def softmax_solution(keys: int, values: int, length: int, error: float, target: RetrievalTarget = "value") -> RetrievalHead:
-    """Softmax attention that solves the task to within ``error`` in every coordinate, with the sink that it needs.
-
-    ``c`` times the scores of :func:`relu_solution`, and ``c`` for content tokens on BOS, whose value is 0. A content token at
-    place ``i`` has ``i`` scores of 0 or less besides, and a weight of ``i / (e^c + i)`` or less off BOS, which bounds its
-    output because no coordinate is above 1. The trigger at place ``j`` has ``j`` scores of 0 beside the one that it asks for;
-    it is off by ``2 j / (e^c + j)`` or less. So ``e^c = (length - 1)(2/ε - 1)`` will do.
-
-    Args:
-        length: longest sequence for which the error holds, at least 4.
-        error: ``ε``, in (0, 1/2].
-
-    Raises:
-        InputError: an argument out of its range.
-    """
-    if length < 4:
-        raise InputError(f"length {length} must be at least 4: BOS, a content token, the trigger and one more")
-    if not 0 < error <= 0.5:
-        raise InputError(f"error {error} must be in (0, 1/2]: softmax weights are never 0, and 1/2 is no solution any more")
-    solution = relu_solution(keys, values, target)
-    score = solution.score.clone()
-    score[CONTENT, BOS] = 1
-    return RetrievalHead(math.log((length - 1) * (2 / error - 1)) * score, solution.value, "softmax")
-
-
-def _width(keys: int, values: int) -> int:
-    if keys < 2 or values < 1:
-        raise InputError(f"{keys} keys and {values} value coordinates; expected at least two and one")
-    return FIRST_KEY + keys + values
-
-
-def _value_map(keys: int, values: int, target: RetrievalTarget) -> Tensor:
-    """The tokens without the mark of BOS, or their values alone."""
-    diagonal = torch.ones(_width(keys, values), dtype=torch.float64)
-    diagonal[: FIRST_KEY + keys if target == "value" else BOS + 1] = 0
-    return torch.diag(diagonal)
 
 
 # --- what any solution must do ----------------------------------------------------------------------------------------------

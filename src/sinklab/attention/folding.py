@@ -1,0 +1,284 @@
+"""Folded sinks on the seam: their keys are set to zero where they are made and hidden where they are read, and queries are kept
+as they are before rotation, for the score of nothing.
+
+A key of zeros needs no memory of where it stands: caches of any kind, evictions and reordered beams carry it along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from sinklab.attention.operation import HeadShape, Inputs, Operation, OperationState
+from sinklab.attention.paths.table import compute
+from sinklab.attention.visibility import Everything, Visibility
+from sinklab.errors import UnsupportedModelError
+
+__all__ = ["Hidden", "Source", "attend", "find_source", "hidden_keys", "unmarked", "watch"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where queries or keys stand in the output of a part of the attention module, before rotation.
+
+    Attributes:
+        module: its name inside the attention module.
+        layout: ``btn``, heads one behind the other in ``(batch, tokens, numbers)``; ``bthd`` or ``bhtd``.
+        start, step: in ``btn``: where the first head begins, and how far apart two are.
+    """
+
+    module: str
+    layout: str
+    start: int = 0
+    step: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.layout}:{self.start}:{self.step}"
+
+    @staticmethod
+    @functools.cache
+    def of(written: str) -> Source:
+        """From what :meth:`__str__` gives."""
+        module, layout, start, step = written.split(":")
+        return Source(module, layout, int(start), int(step))
+
+    def read(self, output: Tensor, heads: int, size: int) -> Tensor:
+        """A view ``(batch, heads, tokens, size)`` of the output."""
+        if self.layout == "bhtd":
+            return output
+        if self.layout == "bthd":
+            return output.transpose(1, 2)
+        if self.step == size:
+            split = output[..., self.start : self.start + heads * size].unflatten(-1, (heads, size))
+        else:
+            split = output.unflatten(-1, (-1, self.step))[..., self.start : self.start + size]
+        return split.transpose(1, 2)
+
+
+def find_source(received: Tensor, outputs: dict[str, Tensor]) -> str | None:
+    """Which output holds queries or keys as they are before rotation, as :class:`Source` writes it, ``None`` where none
+    does. A rotation keeps the norm of every head at every token, or times a constant.
+
+    Args:
+        received: by the attention function, ``(batch, heads, tokens, size)``.
+        outputs: of the parts of the attention module, by name, in the order in which they ran.
+    """
+    batch, heads, tokens, size = received.shape
+    norms, last = received.float().norm(dim=-1), None
+    rounding = max(1e-3, 4 * torch.finfo(received.dtype).eps)
+    for name, output in outputs.items():
+        candidates: list[Source] = []
+        if output.shape == (batch, tokens, heads, size):
+            candidates.append(Source(name, "bthd"))
+        if output.shape == (batch, heads, tokens, size):
+            candidates.append(Source(name, "bhtd"))
+        if output.ndim == 3 and output.shape[:2] == (batch, tokens) and output.shape[2] >= heads * size:
+            width = output.shape[2]
+            candidates += [Source(name, "btn", start, size) for start in range(0, width - heads * size + 1, heads * size)]
+            candidates += [Source(name, "btn", start, width // heads) for start in (0, size) if width == 3 * heads * size]
+        for source in candidates:
+            found = source.read(output, heads, size)
+            own = found.float().norm(dim=-1)
+            factor = norms.sum() / own.sum().clamp_min(1e-30)  # YaRN lengthens all by one number
+            if torch.allclose(norms, factor * own, rtol=rounding, atol=1e-5 * float(norms.mean())):
+                last = str(source)
+    return last
+
+
+def watch(module: nn.Module, state: OperationState) -> None:
+    """Let an attention module mark the keys of its sinks and keep its queries; hooks go with copies, and pickle."""
+    if state.shape.folded != ():
+        module.register_forward_pre_hook(functools.partial(_begin, state), with_kwargs=True)
+
+
+_unmarked: contextvars.ContextVar[bool] = contextvars.ContextVar("sinklab_unmarked", default=False)
+
+
+@contextlib.contextmanager
+def unmarked() -> Iterator[None]:
+    """Keys of folded sinks are left as they are made, for whoever looks at how a model rotates keys."""
+    token = _unmarked.set(True)
+    try:
+        yield
+    finally:
+        _unmarked.reset(token)
+
+
+def _follow_parts(state: OperationState, module: nn.Module) -> None:
+    """Hook the parts that make queries and keys, again where one was replaced (by a quantised one, by an adapter's)."""
+    for written, hook in ((state.shape.queries_from, _keep_queries), (state.shape.keys_from, _mark_keys)):
+        source = Source.of(written)
+        part = module.get_submodule(source.module)
+        if state.parts.get(hook.__name__) is not part:
+            part.register_forward_hook(functools.partial(hook, state, source))
+            state.parts[hook.__name__] = part
+
+
+def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note which of the tokens that enter are sinks, ``(batch, tokens)``; nothing where the text began before."""
+    if state.shape.keys_from:
+        _follow_parts(state, module)
+    hidden = args[0] if args else kwargs["hidden_states"]
+    given = (*args, *kwargs.values())
+    mask = next((one for one in given if isinstance(one, Tensor) and one.ndim == 4 and one.dtype == torch.bool), None)
+    starts = None if _unmarked.get() else _starts(module, hidden, mask, given, kwargs.get("position_ids"))
+    if starts is None:
+        state.sinks = None
+        return
+    positions = state.operation.positions  # type: ignore[attr-defined]
+    state.sinks = starts if positions == (0,) else _shifted(starts, positions)
+    state.first_only = mask is None and positions == (0,)
+
+
+def _starts(
+    module: nn.Module, hidden: Tensor, mask: Tensor | None, given: Iterable[object], positions: object
+) -> Tensor | None:
+    """Tokens that begin a text, ``(batch, tokens)``; ``None`` where it began before.
+
+    In an encoder that is the first key that is seen. In a causal model it is a token that sees no key but its own, and has no
+    predecessor: it comes first, or behind padding, or its position does not go on (packed texts). A token may also see itself
+    alone because a window has no room for more.
+    """
+    batch, tokens = hidden.shape[:2]
+    if mask is None:
+        cache = next((one for one in given if isinstance(one, Cache)), None)  # by one of three names
+        if cache is not None and int(cache.get_seq_length(getattr(module, "layer_idx", 0) or 0)) > 0:
+            return None
+        starts = torch.zeros(batch, tokens, dtype=torch.bool, device=hidden.device)
+        starts[:, 0] = True
+        return starts
+    seen = mask.any(dim=(1, 2)).expand(batch, -1)[:, :tokens]
+    if not getattr(module, "is_causal", True):
+        return seen & (seen.cumsum(1) == 1)
+    if tokens == 1 and mask.shape[-1] > 1:
+        return None
+    alone = mask.sum(-1).eq(1).any(1).expand(batch, -1)
+    if mask.shape[-1] == tokens:
+        alone = alone & mask.diagonal(dim1=-2, dim2=-1).any(1)
+    first = torch.ones_like(alone)
+    first[:, 1:] = ~seen[:, :-1]
+    if isinstance(positions, Tensor) and positions.shape[-1] == tokens:
+        places = positions.reshape(-1, tokens)[-batch:] if positions.ndim > 1 else positions[None]
+        first[:, 1:] |= places[:, 1:] != places[:, :-1] + 1
+    return alone & first
+
+
+def _shifted(starts: Tensor, positions: Iterable[int]) -> Tensor:
+    sinks = torch.zeros_like(starts)
+    for position in positions:
+        sinks[:, position:] |= starts[:, : starts.shape[1] - position]
+    return sinks
+
+
+def _keep_queries(state: OperationState, source: Source, module: nn.Module, args: tuple[object, ...], output: Tensor) -> None:
+    state.unrotated = source.read(output, state.shape.num_heads, state.shape.head_dim)
+
+
+def _mark_keys(
+    state: OperationState, source: Source, module: nn.Module, args: tuple[object, ...], output: Tensor
+) -> Tensor | None:
+    if state.sinks is None:
+        return None
+    shape, marked = state.shape, output.clone()
+    keys = source.read(marked, shape.num_kv_heads, shape.head_dim)
+    for head in range(shape.num_kv_heads) if shape.folded is None else shape.folded:
+        keys[:, head].masked_fill_(state.sinks[..., None], 0.0)
+    return marked
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Hidden(Visibility):
+    """Keys of folded sinks are hidden, but from the query of their own token.
+
+    That has the index of the key where there are as many queries as keys. Caches may put copies of keys in front of a text that
+    begins, whose first token sees no other token.
+
+    Args:
+        keys: boolean ``(batch, heads or 1, kv_len)``: true where hidden.
+        sinks: boolean ``(batch, q_len)``: queries of sinks; ``None`` where there are none.
+    """
+
+    keys: Tensor
+    sinks: Tensor | None
+
+    def unfolded(self) -> Visibility:
+        return Everything(self.keys.device)
+
+    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
+        device = self.keys.device
+        return self.pairs(
+            torch.arange(query_start, query_stop, device=device), torch.arange(key_start, key_stop, device=device)
+        )
+
+    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        seen = ~self.keys[:, :, None, keys]
+        if self.sinks is None:
+            return seen.expand(-1, -1, len(queries), -1)
+        own = self.sinks[:, None, queries, None]
+        return seen | (own & (keys == queries[:, None]) if self.keys.shape[2] == self.sinks.shape[1] else own)
+
+
+def hidden_keys(keys: Tensor, shape: HeadShape) -> Tensor:
+    """Which keys are those of folded sinks, boolean ``(batch, num_heads or 1, kv_len)``; 1 where all heads are folded."""
+    if shape.folded is None or len(shape.folded) == shape.num_kv_heads:
+        return keys[:, :1].eq(0).all(-1)
+    return keys.eq(0).all(-1).repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1)
+
+
+def attend(
+    operation: Operation, inputs: Inputs, state: OperationState, path: str, *, need_weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """What :func:`~sinklab.attention.paths.table.compute` gives for a call in which keys of folded sinks are hidden.
+
+    Where a text begins with its sink and nothing else is masked, the rest of it is a causal call of one token less; a step of
+    decoding leaves the first key out. All other calls get a mask.
+
+    Raises:
+        UnsupportedModelError: keys that are zero could not be told from others, since the module does not mark them.
+    """
+    shape = state.shape
+    if shape.folded == ():
+        return compute(operation, inputs, path, need_weights=need_weights)
+    if not shape.keys_from:
+        raise UnsupportedModelError(
+            "operation 'folded_sink' was attached without saying where keys are made; fold a model with sinklab.fold_sinks"
+        )
+    whole = shape.folded is None or len(shape.folded) == shape.num_kv_heads
+    plain = whole and inputs.visible is None and inputs.bias is None and not need_weights
+    square = inputs.q_len == inputs.kv_len
+    if plain and state.sinks is not None and state.first_only and square and (inputs.causal or inputs.q_len == 1):
+        own = inputs.values[:, :, :1].repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1).to(inputs.queries.dtype)
+        if inputs.q_len == 1:
+            return own, None
+        rest, _ = compute(operation, _from_second(inputs, queries=True), path)
+        return torch.cat((own.transpose(1, 2), rest.transpose(1, 2)), dim=1).transpose(1, 2), None  # copied once, as it goes on
+    if plain and inputs.q_len == 1 and inputs.queries.device.type == "cpu" and state.sinks is None:
+        zero = inputs.keys[:, 0, 0].eq(0).all(-1)
+        if bool(zero.all()):
+            return compute(operation, _from_second(inputs, queries=False), path)
+        if not bool(zero.any()):
+            return compute(operation, inputs, path)
+    rule = Hidden(hidden_keys(inputs.keys, shape), state.sinks)
+    visible, seen = inputs.mask(), rule.block(0, inputs.q_len, 0, inputs.kv_len)
+    inputs = dataclasses.replace(inputs, visible=seen if visible is None else visible & seen, causal=False)
+    return compute(operation, inputs, path, need_weights=need_weights)
+
+
+def _from_second(inputs: Inputs, *, queries: bool) -> Inputs:
+    """The call without its first key and, if asked, without its first query."""
+    cut = dataclasses.replace(inputs, keys=inputs.keys[:, :, 1:], values=inputs.values[:, :, 1:])
+    if not queries:
+        return cut
+    state = dict(inputs.state)
+    state.pop("sinks")
+    if "unrotated" in state:
+        state["unrotated"] = state["unrotated"][:, :, 1:]
+    return dataclasses.replace(cut, queries=inputs.queries[:, :, 1:], state=state, causal=inputs.q_len > 2)
