@@ -16,8 +16,6 @@ from sinklab.corpora.base import Identity, MediaCorpus, hash_files, visible_file
 from sinklab.errors import InputError
 from sinklab.results.blocks import counted
 
-__all__ = ["Files", "open_picture", "read_wav", "resampled", "rgb", "windows"]
-
 
 class Files(MediaCorpus):
     """Files with certain endings below a folder, or one file; hidden ones and empty ones are left out.

@@ -15,18 +15,6 @@ from sinklab.errors import SinklabError
 from sinklab.registry import corpora
 from sinklab.results.metric import Metric
 
-__all__ = [
-    "BITS_PER_BYTE",
-    "MOST_UNREAD",
-    "RUN",
-    "Reading",
-    "corpus_record",
-    "count_repeats",
-    "read_samples",
-    "token_runs",
-    "written_corpus",
-]
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 

@@ -11,8 +11,6 @@ from sinklab.corpora.base import Recording
 from sinklab.corpora.samples import Kind
 from sinklab.registry import corpora
 
-__all__ = ["AudioFolder"]
-
 
 @corpora.register("audio_folder")
 class AudioFolder(Files):

@@ -21,28 +21,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "HELD",
-    "HELD_OUT_PERCENT",
-    "PASSAGES_IN_VAIN",
-    "Corpus",
-    "Encoder",
-    "Identity",
-    "MediaCorpus",
-    "Picture",
-    "Recording",
-    "Split",
-    "TextCorpus",
-    "drawable_ids",
-    "hash_files",
-    "hash_order",
-    "hash_tokens",
-    "held_out_keys",
-    "is_held_out",
-    "lines_of",
-    "visible_files",
-]
-
 Split = Literal["train", "held_out"]
 
 HELD_OUT_PERCENT = 5

@@ -11,8 +11,6 @@ from sinklab.corpora.base import Picture
 from sinklab.corpora.samples import Kind
 from sinklab.registry import corpora
 
-__all__ = ["ImageFolder"]
-
 
 @corpora.register("image_folder")
 class ImageFolder(Files):

@@ -12,8 +12,6 @@ from sinklab.corpora.base import Identity, MediaCorpus, Picture, Recording
 from sinklab.corpora.samples import Kind
 from sinklab.registry import corpora
 
-__all__ = ["Noise"]
-
 
 @corpora.register("noise")
 class Noise(MediaCorpus):

@@ -19,8 +19,6 @@ from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
 
-__all__ = ["Pairs"]
-
 _FILES = {".tsv": "\t", ".csv": ",", ".jsonl": "", ".ndjson": ""}
 """Suffixes of files that are read here, and what stands between their columns; a dataset is anything else."""
 

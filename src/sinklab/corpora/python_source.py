@@ -16,8 +16,6 @@ from typing import ClassVar
 from sinklab.corpora.base import Identity, Split, TextCorpus, hash_order, is_held_out
 from sinklab.registry import corpora
 
-__all__ = ["PythonSource"]
-
 
 @corpora.register("python_source")
 class PythonSource(TextCorpus):

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from sinklab.corpora.base import Corpus, Encoder, Identity, drawable_ids
 from sinklab.registry import corpora
 
-__all__ = ["RandomTokens"]
-
 
 @corpora.register("random_tokens")
 class RandomTokens(Corpus):

@@ -12,8 +12,6 @@ from sinklab.corpora.text_file import TextFile
 from sinklab.errors import InputError
 from sinklab.registry import corpora
 
-__all__ = ["Records"]
-
 
 @corpora.register("records")
 class Records(TextCorpus):

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from sinklab.errors import InputError
 
-__all__ = ["MOST_TOGETHER", "Kind", "Samples"]
-
 Kind = Literal["text", "pairs", "image", "audio"]
 """What a sample is: a text, a source text with its target text, a picture, a recording."""
 

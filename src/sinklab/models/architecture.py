@@ -10,8 +10,6 @@ from sinklab.configuration import Section
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations, positions
 
-__all__ = ["BYTES_OF_LAYER", "Architecture"]
-
 BYTES_OF_LAYER = 25_000
 """Of the Python objects of one layer, whatever its sizes, in round numbers."""
 

@@ -41,8 +41,6 @@ from sinklab.results.progress import warn
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["CONFIG_FIELD", "attach", "attach_folded", "head_shapes", "recorded_heads", "restore", "save_model"]
-
 
 class WithTokenizer(Protocol):
     """What :func:`~sinklab.models.loading.load_model` gives, as far as it is saved."""

@@ -21,20 +21,6 @@ from sinklab.models.architecture import Architecture
 from sinklab.positions.base import PositionScheme, Rotation
 from sinklab.registry import operations
 
-__all__ = [
-    "ACTIVATIONS",
-    "NORMS",
-    "DynamicTanh",
-    "FeedForward",
-    "LayerNorm",
-    "Norm",
-    "RMSNorm",
-    "SinkLMAttention",
-    "SinkLMConfig",
-    "SinkLMLayer",
-    "eager_attention_forward",
-]
-
 FOREIGN_FIELDS = frozenset(field.name for field in dataclasses.fields(PreTrainedConfig)) | {
     # What transformers takes besides its declared fields, or writes into config.json.
     *("model_type", "name_or_path", "attn_implementation", "experts_implementation", "output_attentions", "torch_dtype"),

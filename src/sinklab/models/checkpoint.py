@@ -32,22 +32,6 @@ from sinklab.models.embedded import PREFIX, embedded_names, embedded_path
 from sinklab.models.gguf_file import Gguf, in_repository, local_gguf, require_package
 from sinklab.results.file import read_object
 
-__all__ = [
-    "Located",
-    "OwnCode",
-    "TensorHeader",
-    "first_line",
-    "hash_files",
-    "locate",
-    "read_config",
-    "read_gguf_config",
-    "read_headers",
-    "require_all_read",
-    "require_fit",
-    "require_numbers",
-    "weight_files",
-]
-
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
 """Weights of an adapter that lies beside the model, which transformers puts into it."""

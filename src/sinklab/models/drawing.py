@@ -22,8 +22,6 @@ from sinklab.models.positions import require_positions
 from sinklab.models.tokenizer import kind_of, load_processor
 from sinklab.results.blocks import counted
 
-__all__ = ["AUTO", "default_corpus", "draw_pairs", "draw_samples", "reading_part", "shifted"]
-
 
 def reading_part(loaded: LoadedModel) -> LoadedModel:
     """The part of a model that reads pictures or sound: the tower of pictures beside that of texts, the encoder of two sides.

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from sinklab.errors import UnknownNameError
 
-__all__ = ["BUILD", "FOLDER", "PREFIX", "SEEDS", "TRAINED", "embedded_called", "embedded_names", "embedded_path"]
-
 PREFIX = "embedded:"
 SEEDS = (0, 1, 2)
 """From which each operation of the repository was trained."""

@@ -23,8 +23,6 @@ from typing import Any, NamedTuple
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 
-__all__ = ["Gguf", "in_repository", "local_gguf", "parsed_once", "read_gguf", "require_package", "unpacked"]
-
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """Types of metadata by their number, as struct writes them."""

@@ -10,19 +10,6 @@ from transformers.pytorch_utils import Conv1D
 
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 
-__all__ = [
-    "GROUP",
-    "Grid",
-    "LinearCodes",
-    "LinearSetting",
-    "QuantizedLinear",
-    "RunningGrid",
-    "WeightCodes",
-    "affine_grid",
-    "symmetric_grid",
-    "weight_codes",
-]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:

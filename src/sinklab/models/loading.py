@@ -48,21 +48,6 @@ from sinklab.models.tokenizer import Processor, kind_of, load_processor, load_to
 from sinklab.registry import operations
 from sinklab.results.progress import is_quiet
 
-__all__ = [
-    "DTYPES",
-    "LoadedModel",
-    "MaxMemory",
-    "Spread",
-    "device_named",
-    "hash_weights",
-    "load_model",
-    "num_parameters",
-    "opened",
-    "read_spread",
-    "require_as_it_is",
-    "wrap_model",
-]
-
 MaxMemory: TypeAlias = str | Mapping[str | int, str | int]
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")

@@ -14,20 +14,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.errors import ConfigurationError, InputError
 
-__all__ = [
-    "HIDDEN_SHARE",
-    "IGNORED",
-    "LossKind",
-    "class_targets",
-    "cross_entropies",
-    "guess_warning",
-    "hide_tokens",
-    "is_causal_lm",
-    "is_two_sided",
-    "loss_kind",
-    "tokens_at_once",
-]
-
 IGNORED = -100
 """As a target: no loss is taken there."""
 

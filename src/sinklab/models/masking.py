@@ -18,8 +18,6 @@ from sinklab.errors import ConfigurationError
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["Layout", "fold_bias", "lay_out", "make_mask"]
-
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Visibility as transformers composes it: a boolean of the indices of batch, head, query and key."""
 

@@ -20,8 +20,6 @@ from sinklab.models.losses import class_targets
 from sinklab.models.positions import positions_of
 from sinklab.models.tokenizer import PROCESSOR_FILES, Processor, kind_of
 
-__all__ = ["draw_pictures", "draw_recordings", "has_own_length"]
-
 EDGE = 224
 """Edge of made-up pictures where neither model nor processor says how large theirs are."""
 

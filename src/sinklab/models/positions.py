@@ -20,20 +20,6 @@ from sinklab.results.blocks import counted
 from sinklab.results.intervals import LEAST_SHARE
 from sinklab.sinks.short_rows import even_share, from_tokens_on, short_rows_warning
 
-__all__ = [
-    "Positions",
-    "grid_of",
-    "learned_positions",
-    "length_warning",
-    "length_warnings",
-    "positions_of",
-    "require_lengths",
-    "require_positions",
-    "short_target_warning",
-    "short_text_warning",
-    "trained_length",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Positions:

@@ -8,8 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 
-__all__ = ["only_errors", "quiet_libraries", "without_bars"]
-
 
 def quiet_libraries() -> None:
     """Keep the libraries' own chatter off the screen; what matters reaches the user as an error or in the report."""

@@ -21,8 +21,6 @@ from sinklab.models.checkpoint import first_line
 from sinklab.models.gguf_file import Gguf
 from sinklab.models.quiet import only_errors
 
-__all__ = ["PROCESSOR_FILES", "Processor", "kind_of", "load_processor", "load_tokenizer"]
-
 FILES = (
     "tokenizer.json",
     "tokenizer.model",

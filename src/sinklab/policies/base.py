@@ -26,8 +26,6 @@ from torch import Tensor
 from sinklab.errors import ConfigurationError
 from sinklab.results.environment import require_whole
 
-__all__ = ["Policy", "PolicySpec", "Positions", "SlotPolicy"]
-
 Positions = Literal["in_cache", "original"]
 """Position of a key: its rank among the tokens that are held, as StreamingLLM has it, or its index in the text."""
 

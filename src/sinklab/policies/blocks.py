@@ -9,8 +9,6 @@ from torch import Tensor
 from sinklab.policies.base import SlotPolicy
 from sinklab.registry import policies
 
-__all__ = ["Blocks"]
-
 
 @policies.register("blocks")
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.policies.base import Policy, Positions
 from sinklab.registry import policies
 
-__all__ = ["Full"]
-
 
 @policies.register("full")
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,6 @@ from sinklab.policies.base import PREDECESSORS, SlotPolicy
 from sinklab.registry import policies
 from sinklab.sinks import Sinks
 
-__all__ = ["Pinned"]
-
 
 @policies.register("pinned")
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.policies.base import PREDECESSORS, Policy
 from sinklab.registry import policies
 
-__all__ = ["Recompute"]
-
 
 @policies.register("recompute")
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,6 @@ from torch import Tensor
 from sinklab.policies.base import PREDECESSORS, SlotPolicy
 from sinklab.registry import policies
 
-__all__ = ["Window"]
-
 
 @policies.register("window")
 @dataclasses.dataclass(frozen=True, kw_only=True)

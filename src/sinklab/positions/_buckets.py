@@ -11,8 +11,6 @@ from torch import Tensor
 from sinklab.configuration import Section
 from sinklab.errors import ConfigurationError
 
-__all__ = ["BucketSettings", "bucket_numbers"]
-
 
 class BucketSettings(Section):
     """How distances are put into buckets."""

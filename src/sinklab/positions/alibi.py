@@ -11,8 +11,6 @@ from torch import Tensor
 from sinklab.positions.base import DecoderShape, PositionScheme, distances
 from sinklab.registry import positions
 
-__all__ = ["Alibi"]
-
 
 @positions.register("alibi")
 class Alibi(PositionScheme):

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from sinklab.configuration import Section
 from sinklab.errors import ConfigurationError
 
-__all__ = ["DecoderShape", "PositionScheme", "Rotation", "distances"]
-
 Rotation = tuple[Tensor, Tensor]
 """Tables by which queries and keys are rotated, each broadcastable to ``(batch, heads, q_len, head_dim)``."""
 

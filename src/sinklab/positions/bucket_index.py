@@ -12,8 +12,6 @@ from sinklab.positions._buckets import BucketSettings, bucket_numbers
 from sinklab.positions.base import DecoderShape, PositionScheme, distances
 from sinklab.registry import positions
 
-__all__ = ["BucketIndex"]
-
 
 @positions.register("bucket_index")
 class BucketIndex(PositionScheme):

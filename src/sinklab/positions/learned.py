@@ -11,8 +11,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.positions.base import DecoderShape, PositionScheme
 from sinklab.registry import positions
 
-__all__ = ["Learned"]
-
 
 @positions.register("learned")
 class Learned(PositionScheme):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from sinklab.positions.base import PositionScheme
 from sinklab.registry import positions
 
-__all__ = ["NoPosition"]
-
 
 @positions.register("no_position")
 class NoPosition(PositionScheme):

@@ -13,8 +13,6 @@ from sinklab.positions._buckets import BucketSettings, bucket_numbers
 from sinklab.positions.base import DecoderShape, PositionScheme, distances
 from sinklab.registry import positions
 
-__all__ = ["Relative"]
-
 
 @positions.register("relative")
 class Relative(PositionScheme):

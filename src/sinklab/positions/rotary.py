@@ -13,8 +13,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.positions.base import DecoderShape, PositionScheme, Rotation
 from sinklab.registry import positions
 
-__all__ = ["Rotary"]
-
 
 @positions.register("rotary")
 class Rotary(PositionScheme):

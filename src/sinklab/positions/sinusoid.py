@@ -13,8 +13,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.positions.base import DecoderShape, PositionScheme
 from sinklab.registry import positions
 
-__all__ = ["Sinusoid"]
-
 
 @positions.register("sinusoid")
 class Sinusoid(PositionScheme):

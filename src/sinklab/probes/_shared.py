@@ -18,18 +18,6 @@ from sinklab.errors import ConfigurationError, SessionError
 from sinklab.results.metric import Metric, Row
 from sinklab.sinks import Sinks
 
-__all__ = [
-    "NOTHING",
-    "CacheNorm",
-    "EndedColumns",
-    "GrowingColumns",
-    "MeanProbe",
-    "SinkProbe",
-    "keys_seen",
-    "new_keys",
-    "visible_tiles",
-]
-
 _POSITION_BITS, _DOCUMENT_BITS = 30, 17
 
 NOTHING = (1 << _POSITION_BITS) - 1

@@ -11,8 +11,6 @@ from sinklab.probes._shared import MeanProbe
 from sinklab.registry import probes
 from sinklab.results.metric import Metric
 
-__all__ = ["AttentionReceived"]
-
 MEAN_WEIGHT = Metric(
     "mean_weight",
     "weight",

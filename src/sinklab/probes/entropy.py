@@ -13,8 +13,6 @@ from sinklab.probes._shared import SinkProbe
 from sinklab.registry import probes
 from sinklab.results.metric import Metric
 
-__all__ = ["ENTROPY", "Entropy"]
-
 _LEAST_REST = 1e-3
 """Rows whose other keys hold less than this share are left out of ``entropy_without_sink``.
 

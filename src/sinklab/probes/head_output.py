@@ -14,8 +14,6 @@ from sinklab.probes._shared import MeanProbe
 from sinklab.registry import probes
 from sinklab.results.metric import Metric
 
-__all__ = ["HeadOutput"]
-
 _ACTIVE = "Guo et al. 2024 (arXiv 2410.13835)"
 
 

@@ -11,8 +11,6 @@ from sinklab.probes._shared import MeanProbe
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
 
-__all__ = ["HiddenNorm"]
-
 HIDDEN_NORM = Metric(
     "hidden_norm",
     "norm",

@@ -11,8 +11,6 @@ from sinklab.probes._shared import CacheNorm
 from sinklab.registry import probes
 from sinklab.results.metric import Metric
 
-__all__ = ["KeyNorm"]
-
 KEY_NORM = Metric(
     "key_norm",
     "norm",

@@ -16,8 +16,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.registry import probes
 from sinklab.results.metric import Coordinates, Metric, Row
 
-__all__ = ["MassiveActivation"]
-
 _SUN = "Sun et al. 2024 (arXiv 2402.17762)"
 _LEAST, _TIMES_MEDIAN = 100.0, 1000.0
 _NO_CHANNEL = 1 << 40

@@ -10,8 +10,6 @@ from sinklab.probes._shared import MeanProbe
 from sinklab.registry import probes
 from sinklab.results.metric import Metric
 
-__all__ = ["NULL_MASS", "NullMass"]
-
 NULL_MASS = Metric(
     "null_mass",
     "fraction",

@@ -14,8 +14,6 @@ from sinklab.attention.probe import Means, Probe, documents_of, require_same
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
 
-__all__ = ["KURTOSIS", "LAYER_KURTOSIS", "LAYER_MAX_INF_NORM", "MAX_INF_NORM", "Outliers"]
-
 _PAPER = "Bondarenko et al. 2023 (arXiv 2306.12929)"
 _BLOCK_NUMBERS = 1 << 20
 

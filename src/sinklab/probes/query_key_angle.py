@@ -13,8 +13,6 @@ from sinklab.probes._shared import MeanProbe, visible_tiles
 from sinklab.registry import probes
 from sinklab.results.metric import Metric
 
-__all__ = ["QueryKeyAngle"]
-
 _GU = "Gu et al. 2024 (arXiv 2410.10781)"
 
 

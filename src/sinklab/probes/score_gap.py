@@ -14,8 +14,6 @@ from sinklab.probes._shared import SinkProbe, keys_seen
 from sinklab.registry import probes
 from sinklab.results.metric import Metric
 
-__all__ = ["ScoreGap"]
-
 _WELL_BELOW = -1e-3
 """``ln p`` above this leaves the other keys less than 0.1 %, and ``ln(1 - p)`` from float32 fewer than three good digits."""
 

@@ -17,8 +17,6 @@ from sinklab.registry import probes
 from sinklab.results.intervals import TIE, just_above, require_threshold
 from sinklab.results.metric import Metric, Row
 
-__all__ = ["SinkRate"]
-
 _GU = "Gu et al. 2024 (arXiv 2410.10781)"
 
 

@@ -13,8 +13,6 @@ from sinklab.training.config import (
     WatchConfig,
 )
 
-__all__ = ["backcopy_tiny"]
-
 
 @recipes.register("backcopy_tiny")
 def backcopy_tiny() -> PretrainingConfig:

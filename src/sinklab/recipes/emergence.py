@@ -13,8 +13,6 @@ from sinklab.training.config import (
     WatchConfig,
 )
 
-__all__ = ["emergence"]
-
 
 @recipes.register("emergence")
 def emergence() -> PretrainingConfig:

@@ -7,8 +7,6 @@ from sinklab.recipes.emergence import emergence
 from sinklab.registry import recipes
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["emergence_medium"]
-
 
 @recipes.register("emergence_medium")
 def emergence_medium() -> PretrainingConfig:

@@ -6,8 +6,6 @@ from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.registry import recipes
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["gu2024_1b"]
-
 
 @recipes.register("gu2024_1b")
 def gu2024_1b() -> PretrainingConfig:

@@ -6,8 +6,6 @@ from sinklab.recipes.gu2024_1b import gu2024_1b
 from sinklab.registry import recipes
 from sinklab.training.config import PretrainingConfig
 
-__all__ = ["gu2024_1b_sigmoid"]
-
 
 @recipes.register("gu2024_1b_sigmoid")
 def gu2024_1b_sigmoid() -> PretrainingConfig:

@@ -13,8 +13,6 @@ from sinklab.training.config import (
     WatchConfig,
 )
 
-__all__ = ["gu2024_60m"]
-
 
 @recipes.register("gu2024_60m")
 def gu2024_60m() -> PretrainingConfig:

@@ -13,8 +13,6 @@ from sinklab.training.config import (
     WatchConfig,
 )
 
-__all__ = ["tiny"]
-
 
 @recipes.register("tiny")
 def tiny() -> PretrainingConfig:

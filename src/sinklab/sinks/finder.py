@@ -20,8 +20,6 @@ from sinklab.results.blocks import front_name
 from sinklab.results.intervals import LEAST_SHARE, just_above, least_count_above, require_threshold
 from sinklab.sinks.value import DEFINITION, Head, Sink, Sinks, first_of_kind
 
-__all__ = ["LEAST_RATE", "Hits", "Place", "SinkFinder", "enough_documents", "places"]
-
 LEAST_RATE = 1.0
 """Percent of (document, head) from which a place is listed although no head sinks there often enough."""
 

@@ -27,8 +27,6 @@ from sinklab.sinks.finder import SinkFinder
 from sinklab.sinks.short_rows import short_rows_warning
 from sinklab.sinks.value import Head, Sink, SinkPlace, Sinks, sink_at
 
-__all__ = ["SinkWeights", "find_sinks", "share_of_sink", "weigh_sinks"]
-
 
 def share_of_sink(sinks: Sinks, call: AttentionCall, statistics: Statistics) -> Tensor | None:
     """Share of every row on the main sink, ``(batch, num_heads, q_len)``; ``None`` without one, or where the call lacks it."""

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from sinklab.results.blocks import counted
 
-__all__ = ["even_share", "few_queries_warning", "from_tokens_on", "short_documents_warning", "short_rows_warning"]
-
 LONGEST = 100_000
 """Tokens up to which is looked for a length at which an even share is no sink."""
 

@@ -21,8 +21,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.results.blocks import counted, quote
 from sinklab.results.intervals import MOST
 
-__all__ = ["DEFINITION", "Head", "Sink", "SinkPlace", "Sinks", "first_of_kind", "require_sinks", "sink_at"]
-
 SinkPlace: TypeAlias = "int | Literal['null'] | Sink"
 """A position in the document, the null score, or a sink that was found elsewhere."""
 

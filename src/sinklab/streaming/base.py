@@ -14,8 +14,6 @@ from sinklab.policies.base import Policy
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.table import Table
 
-__all__ = ["Reader", "Telemetry", "describe_slots", "forget_media"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Telemetry:

@@ -50,8 +50,6 @@ from sinklab.streaming.slot_table import RecurrentTable, SlotTable, WindowedTabl
 from sinklab.streaming.table import OrderedStep, OrderedTable, PlannedStep, StaticStep, Step, Table
 from sinklab.streaming.traits import columns_of, has_ordered_bias, has_states, tokens_in_front, tokens_of_prefix
 
-__all__ = ["PolicyCache", "SinkCache"]
-
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 

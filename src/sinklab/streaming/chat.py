@@ -13,8 +13,6 @@ from sinklab.results.progress import DONE
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.stream import Stream
 
-__all__ = ["PLAIN", "Chat", "Rewrites"]
-
 Messages: TypeAlias = list[dict[str, str]]
 
 PLAIN = "User: {}\nAssistant:"

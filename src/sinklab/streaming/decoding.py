@@ -13,8 +13,6 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.environment import require_number, require_whole
 
-__all__ = ["Sampler", "Sampling", "StreamedToken", "TextDecoder", "Tokenizer"]
-
 _UNFINISHED = "\ufffd"
 """What a decoder writes for bytes that are no character, or not yet."""
 

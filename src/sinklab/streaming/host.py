@@ -37,25 +37,6 @@ from sinklab.streaming.table import StaticStep, Step
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
 
-__all__ = [
-    "BOUNDARIES",
-    "Arguments",
-    "Planner",
-    "SinksApart",
-    "compile_steps",
-    "generating_model",
-    "is_compiled",
-    "join",
-    "kept_tensors",
-    "mask_of",
-    "media_of",
-    "no_mask",
-    "require_one_text",
-    "require_plain",
-    "split",
-    "tokens_of",
-]
-
 Arguments: TypeAlias = dict[str, object]
 """Keyword arguments of a forward."""
 

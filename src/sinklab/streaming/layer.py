@@ -14,17 +14,6 @@ from sinklab.streaming.slot_table import SlotTable
 from sinklab.streaming.table import OrderedTable, StaticStep, Step, Table
 from sinklab.streaming.traits import Rotation, restore_states, states_of
 
-__all__ = [
-    "HeldLayer",
-    "HybridLayer",
-    "HybridMixin",
-    "LatentLayer",
-    "LatentMixin",
-    "OrderedLayer",
-    "RecurrentLayer",
-    "SlotLayer",
-]
-
 
 class HeldLayer(CacheLayerMixin):
     """One layer of a :class:`~sinklab.streaming.cache.PolicyCache`, whose table says what is where.

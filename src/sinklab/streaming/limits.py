@@ -34,23 +34,6 @@ from sinklab.streaming.traits import (
     tokens_of_prefix,
 )
 
-__all__ = [
-    "HostedPolicy",
-    "fit_limits",
-    "fitting_policy",
-    "hosted",
-    "inside",
-    "length_known",
-    "length_note",
-    "most_slots",
-    "narrow_window",
-    "narrowest",
-    "require_decoder",
-    "require_integers",
-    "require_ordered",
-    "warn_of_length",
-]
-
 _REBASE, _REBASE_HALF = 2_048, 32_768
 """Position at which positions are counted anew. Models compute angles in float32, off by up to 6e-8 times the position: below
 2,048 that moves the logits of the small models of the tests by 1e-4 at most, and by 3e-2 at a million. Keys of 16 bits

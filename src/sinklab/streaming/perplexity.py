@@ -21,8 +21,6 @@ from sinklab.results.intervals import LEAST_PARTS, mean_interval
 from sinklab.results.progress import DONE
 from sinklab.streaming.reader import open_reader
 
-__all__ = ["CHUNK", "Decoding", "Estimate", "decoding", "estimate", "losses", "unit_means"]
-
 CHUNK = 64
 """Tokens of a row that are read at once."""
 

@@ -17,17 +17,6 @@ from sinklab.streaming.slot_table import SlotTable, WindowedTable
 from sinklab.streaming.table import Step
 from sinklab.streaming.traits import KeyRotations, Rotation, hybrid_layers, keyless_layers
 
-__all__ = [
-    "BITS",
-    "GROUP",
-    "QuantizedHybridLayer",
-    "QuantizedLatentLayer",
-    "QuantizedLayer",
-    "Workspace",
-    "make_layers",
-    "read_bits",
-]
-
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
 """What ``quantized`` may be, and how many bits a number then takes."""
 

@@ -34,8 +34,6 @@ from sinklab.streaming.traits import (
     without_autocast,
 )
 
-__all__ = ["CacheReader", "RecomputeReader", "open_reader", "reader_of", "verify_model"]
-
 _AT_ONCE = 8192
 """Tokens of one forward at most, unless one window has more: the memory that is needed does not depend on the text."""
 

@@ -17,8 +17,6 @@ from sinklab.results.environment import require_memory
 from sinklab.streaming.table import StaticStep, Step, Table
 from sinklab.streaming.traits import Rotation
 
-__all__ = ["COPIES", "RecurrentTable", "SlotTable", "WindowedTable"]
-
 COPIES = 2**15
 """Copies of pinned keys that a chunk has at most, unless it is a token: each query sees them at a distance of its own.
 

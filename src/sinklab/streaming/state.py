@@ -24,8 +24,6 @@ from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.reader import CacheReader
 from sinklab.streaming.traits import fingerprint
 
-__all__ = ["SavedState", "load_state", "read_state", "require_slots", "save_state"]
-
 Json: TypeAlias = dict[str, Any]
 
 _FORMAT, _WITH_ROLLBACK = 2, 3

@@ -28,8 +28,6 @@ from sinklab.streaming.reader import open_reader
 from sinklab.streaming.state import read_state, save_state
 from sinklab.streaming.traits import columns_of, tokens_of_prefix
 
-__all__ = ["Stream", "stream"]
-
 Given: TypeAlias = str | Tensor | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any]
 """What may be fed: a text or its ids, or one of them for each row of a batch."""
 

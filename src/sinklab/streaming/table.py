@@ -16,8 +16,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.policies.base import SlotPolicy
 from sinklab.streaming.traits import Rotation
 
-__all__ = ["OrderedStep", "OrderedTable", "PlannedStep", "StaticStep", "Step", "Table"]
-
 
 @dataclasses.dataclass(eq=False)
 class Step:

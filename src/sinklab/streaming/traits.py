@@ -24,27 +24,6 @@ from sinklab.attention.modules import held, input_device
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, state_of
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 
-__all__ = [
-    "FixedPositions",
-    "KeyRotations",
-    "Rotation",
-    "columns_of",
-    "continues_in_chunks",
-    "fingerprint",
-    "fresh_cache",
-    "has_ordered_bias",
-    "has_states",
-    "hybrid_layers",
-    "keyless_layers",
-    "read_rotations",
-    "require_differences",
-    "restore_states",
-    "states_of",
-    "tokens_in_front",
-    "tokens_of_prefix",
-    "without_autocast",
-]
-
 _MARGIN, _ROUNDING = 0.1, 1e-4
 """Largest distance from the state of a text read at once: over that of a state that has seen the second half of it alone, and
 over the state itself, for those that remember no more than that half. One that was not gone on from is as far as the former."""
