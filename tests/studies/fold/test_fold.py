@@ -39,11 +39,12 @@ def planted():
     model = transformers.GPT2LMHeadModel(config).eval()
     for layer in range(3):
         with torch.no_grad():
-            kept = {}
-            hook = model.transformer.h[layer].attn.c_attn.register_forward_hook(lambda *given: kept.update(out=given[2]))
+            kept = []
+            part = model.transformer.h[layer].attn.c_attn
+            hook = part.register_forward_hook(lambda module, args, output, kept=kept: kept.append(output))
             model(torch.zeros(1, 1, dtype=torch.long))
             hook.remove()
-            key = kept["out"][0, 0, 32:64].unflatten(0, (2, 16))
+            key = kept[0][0, 0, 32:64].unflatten(0, (2, 16))
             model.transformer.h[layer].attn.c_attn.bias[:32] += (16 * key / key.square().sum(-1, keepdim=True)).flatten()
     return model
 

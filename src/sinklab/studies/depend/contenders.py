@@ -42,7 +42,7 @@ def make_contenders(budget: int, sinks: Sequence[int] = (4,), more: Sequence[str
     Args:
         budget: tokens before the query, sinks included.
         sinks: numbers of sinks; verdicts are about the largest.
-        more: what to run beside the two that are judged and the floor; by default the full cache and the other numbers of sinks.
+        more: what to run beside the two that are judged and the floor; by default the full cache and other numbers of sinks.
 
     Raises:
         ConfigurationError: numbers that do not fit into the budget, a policy that cannot be read, or two policies that have one

@@ -126,8 +126,8 @@ def fold(
     queries, needed = len(calibration) * (length - positions[-1] - 1), 2 * max(shape.head_dim for shape in shapes.values())
     if queries < needed:
         raise InputError(
-            f"{len(calibration)} texts of {length} tokens have {queries} queries behind position {positions[-1]}, and a fit takes "
-            f"{needed}, twice the numbers of a query; give a larger `seq_len` or more `samples`"
+            f"{len(calibration)} texts of {length} tokens have {queries} queries behind position {positions[-1]}, and a fit "
+            f"takes {needed}, twice the numbers of a query; give a larger `seq_len` or more `samples`"
         )
     size = max(1, min(8, tokens_at_once(model) // max(length, 1)))
     judged = loss_kind(model) is not None

@@ -7,9 +7,9 @@ with ``logit p' = logit p + e``, whatever the other keys are, and says ``v'``. T
     change of the output  =  (p' - p) (v' - c)  +  p (v' - v)
 
 It is 0 whatever ``c`` is if and only if ``e = 0`` and ``v' = v``: two contents with different changes show any ``p' ≠ p``, and
-``p > 0`` does the rest. So one bias with the score ``q · k* + b``, of the query before rotation, replaces the sink without error
-if and only if the sink's scores are an affine function of those queries and its value is the same at all of them. Gu et al. 2024
-(arXiv 2410.10781) find that sinks act as key biases; the second term is what a bias without a value leaves out.
+``p > 0`` does the rest. So one bias with the score ``q · k* + b``, of the query before rotation, replaces the sink without
+error if and only if the sink's scores are an affine function of those queries and its value is the same at all of them. Gu et
+al. 2024 (arXiv 2410.10781) find that sinks act as key biases; the second term is what a bias without a value leaves out.
 """
 
 from __future__ import annotations
