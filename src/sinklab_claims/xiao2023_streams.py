@@ -327,8 +327,8 @@ def stable_over_long_texts() -> Fields:
     where nothing has left the cache; without the sinks it costs more.
 
     The stream is 64 times as long as the training, or as the cache; the published one a thousand times. That a token costs the
-    same wherever it stands in a stream follows from how far layers of windows reach, so it is compared with the same token at the start of its
-    text.
+    same wherever it stands in a stream follows from how far layers of windows reach, so it is compared with the same token at
+    the start of its text.
     """
     return dict(
         where="Figures 3 and 5",

@@ -26,8 +26,8 @@ class LineLookup(Task):
 
     A line is ``line 417: REGISTER_CONTENT is 5802`` with random digits; a question repeats the line up to its content, with
     ``Recall`` in front, and is answered in the stream. The last question of a document, behind two budgets of tokens or more,
-    is the one that is scored: its content is chosen among those of four lines. Documents of an item are one stream and differ in
-    that question. By the paper accuracy does not fall slowly: it ends where the asked line has left the cache.
+    is the one that is scored: its content is chosen among those of four lines. Documents of an item are one stream and differ
+    in that question. By the paper accuracy does not fall slowly: it ends where the asked line has left the cache.
 
     Args:
         every: lines from one question to the next.

@@ -1,4 +1,4 @@
-"""Weights of one head that solve key-query retrieval: undivided ReLU exactly, without a sink, softmax with the sink it needs."""
+"""Weights of one head that solve key-query retrieval: undivided ReLU exactly, without a sink, softmax with one."""
 
 from __future__ import annotations
 
