@@ -43,7 +43,8 @@ STUDIES: dict[str, tuple[str, list[str], float]] = {
         ],
         45,
     ),
-    "causes --budget 10m": (SMOLLM2, ["causes", "--budget", "10m"], 660),
+    "causes --budget 15m": (SMOLLM2, ["causes", "--budget", "15m"], 930),
+    "fold": (SMOLLM2, ["fold"], 90),
     "depend": (
         SMOLLM2,
         ["depend", "passkey,line_lookup,true_statements", "--items", "8", "--window", "256"],
