@@ -7,8 +7,6 @@ from sinklab_claims.contract.claim import BASELINE, Part, Times, Variant
 from sinklab_claims.contract.effect import Difference, Ratio
 from sinklab_claims.variants import ELEMENT_WISE, HEAD_WISE, UNCHANGED, WEIGHT, Fields, has_sink, of_paper, operation
 
-__all__: list[str] = []
-
 qiu = of_paper("qiu2025", "Qiu et al. 2025 (arXiv 2505.06708)")
 
 HALF = 0.5

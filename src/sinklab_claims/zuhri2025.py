@@ -7,8 +7,6 @@ from sinklab_claims.contract.claim import BASELINE, Part
 from sinklab_claims.contract.effect import Difference, Trend, Value
 from sinklab_claims.variants import ELEMENT_WISE, PLUS_ONE, UNCHANGED, Fields, has_sink, of_paper, operation
 
-__all__: list[str] = []
-
 zuhri = of_paper("zuhri2025", "Zuhri et al. 2025 (arXiv 2504.20966)")
 
 

@@ -18,23 +18,6 @@ from sinklab.attention.call import Part
 from sinklab.attention.modules import linear_map, named_modules, out_of_peft, out_of_torch, plain_module, weight_of
 from sinklab.errors import InputError
 
-__all__ = [
-    "EMPTY_KINDS",
-    "HYBRID",
-    "RECURRENT_KINDS",
-    "Anatomy",
-    "attending_layers",
-    "layers_without_attention",
-    "model_inside",
-    "off_seam_modules",
-    "on_seam_modules",
-    "require_module",
-    "tokenizer_inside",
-    "transformers_model",
-    "unwrapped",
-    "uses_returned",
-]
-
 OUTPUT_NAMES = (
     "o_proj",
     "out_proj",

@@ -13,8 +13,6 @@ from torch import Tensor
 from sinklab.attention.operation import Operation, repeat_groups
 from sinklab.attention.visibility import Visibility
 
-__all__ = ["PARTS", "AttentionCall", "LayerOutput", "Part", "Site", "Statistics", "run_name", "run_of"]
-
 Part: TypeAlias = Literal["", "encoder", "decoder", "cross-attention"]
 """Which attention of an encoder–decoder: of the source, of the target, of the target on the source; empty in other models."""
 

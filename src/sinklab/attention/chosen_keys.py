@@ -8,8 +8,6 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.operation import leaves_digits, repeat_groups
 
-__all__ = ["first_keys", "keys_of_document", "scores_of_keys", "stands_on_no_key", "weights_of_keys", "weights_on_own_keys"]
-
 _BLOCK_NUMBERS = 1 << 22
 """Numbers per intermediate tensor: 16 MiB in float32 whatever the length."""
 _FEW = 4

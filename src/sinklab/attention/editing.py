@@ -25,8 +25,6 @@ from sinklab.attention.operation import repeat_groups
 from sinklab.attention.visibility import Visibility
 from sinklab.errors import ConfigurationError, ContractError, SessionError, UnsupportedModelError
 
-__all__ = ["ByHead", "Edited", "Editing", "OfHeads", "edited_outputs", "merged_call", "of_heads"]
-
 NO_NULL = -1e30
 """Null score of heads without one where others have one: a mass of exactly 0, and finite for rows that see no key."""
 

@@ -22,8 +22,6 @@ from sinklab.attention.paths.table import compute
 from sinklab.attention.visibility import Everything, Visibility
 from sinklab.errors import UnsupportedModelError
 
-__all__ = ["Hidden", "Source", "attend", "find_source", "hidden_keys", "unmarked", "watch"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Source:

@@ -16,8 +16,6 @@ from sinklab.attention.operation import ATTRIBUTE, state_of
 from sinklab.attention.positions import Positions, read_positions
 from sinklab.errors import UnsupportedModelError
 
-__all__ = ["Forward", "describe_call"]
-
 if TYPE_CHECKING:
     from transformers import Cache
 

@@ -24,8 +24,6 @@ from sinklab.errors import SessionError, UnsupportedModelError
 if TYPE_CHECKING:
     from transformers import Cache
 
-__all__ = ["ModelHooks"]
-
 NO_KWARGS: dict[str, object] = {}
 """Default of the pre-hooks: while another thread registers a hook, torch may call it in this one without keyword arguments. The
 hook then belongs to the other thread's session and returns at once."""

@@ -16,23 +16,6 @@ from transformers.masking_utils import create_causal_mask
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.errors import UnsupportedModelError
 
-__all__ = [
-    "CACHE",
-    "IN_THE_MASK",
-    "KEYWORDS",
-    "FurtherKeywords",
-    "Keywords",
-    "cache_argument",
-    "given_cache",
-    "lean_arguments",
-    "read_mask",
-    "read_sink_scores",
-    "require_readable",
-    "returned_cache",
-    "takes_cache",
-    "unknown_keywords",
-]
-
 HONOURED = (
     "scaling", "softcap", "position_bias", "s_aux", "sinks", "is_causal", "sliding_window", "dropout", "layer_input",
 )  # fmt: skip

@@ -29,23 +29,6 @@ from sinklab.registry import spelled
 if TYPE_CHECKING:
     from transformers import Cache
 
-__all__ = [
-    "NEAR",
-    "HeadIntervention",
-    "Heads",
-    "HiddenIntervention",
-    "InputIntervention",
-    "Intervention",
-    "KeyIntervention",
-    "ModelInputs",
-    "Place",
-    "described",
-    "keys_at",
-    "names_nothing",
-    "overrides",
-    "tokens_at",
-]
-
 NEAR = 8
 """Queries behind a key that still see it, where it is hidden from all heads: else the next token becomes the sink."""
 

@@ -19,8 +19,6 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import SessionError
 
-__all__ = ["looks_ahead"]
-
 TOKENS = 4
 """Tokens that a model is asked with."""
 

@@ -16,8 +16,6 @@ from sinklab.errors import SessionError
 from sinklab.results.environment import require_whole
 from sinklab.results.metric import Metric, Row
 
-__all__ = ["AttentionMaps", "Decoder", "token_text"]
-
 _LEAST = 1e-12
 """Of which the logarithm is shown in place of that of 0."""
 

@@ -13,25 +13,6 @@ from transformers.pytorch_utils import Conv1D
 
 from sinklab.errors import InputError
 
-__all__ = [
-    "adapted",
-    "bare_parts",
-    "core_module",
-    "has_all_heads",
-    "held",
-    "input_device",
-    "linear_map",
-    "named_modules",
-    "of_peft",
-    "out_of_peft",
-    "out_of_torch",
-    "placement_of",
-    "plain_module",
-    "submodule",
-    "weight_of",
-    "weights_of",
-]
-
 
 def out_of_torch(model: Any) -> Any:
     """The module in ``torch.compile``, DataParallel, DistributedDataParallel or what Fabric sets up; another as it is.

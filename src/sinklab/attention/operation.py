@@ -14,25 +14,6 @@ from sinklab.attention.paths.row_kernel import RowKernel
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import TIE
 
-__all__ = [
-    "ATTRIBUTE",
-    "EMPTY",
-    "ROW_SUM",
-    "SHARE_OF_ROW",
-    "HeadShape",
-    "Inputs",
-    "Operation",
-    "OperationState",
-    "State",
-    "beyond_digits",
-    "bind",
-    "is_largest",
-    "leaves_digits",
-    "repeat_groups",
-    "row_share",
-    "state_of",
-]
-
 State = Mapping[str, Tensor]
 """What an operation is given besides queries, keys and values: its learned parameters by name and, when it
 ``needs_layer_input``, ``"layer_input"``, what entered the attention layer, ``(batch, q_len, hidden_size)``."""

@@ -15,8 +15,6 @@ from sinklab.errors import InputError
 if TYPE_CHECKING:
     from sinklab.attention.seam import MaskRecord
 
-__all__ = ["Positions", "by_position", "read_positions"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Positions:

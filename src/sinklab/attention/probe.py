@@ -15,8 +15,6 @@ from sinklab.attention.call import AttentionCall, LayerOutput, Part, Site, Stati
 from sinklab.errors import ConfigurationError, ContractError
 from sinklab.results.metric import Coordinates, Metric, Row
 
-__all__ = ["NEEDS", "Means", "OfPart", "Probe", "Watcher", "by_head", "documents_of", "filled", "named_twice", "require_same"]
-
 NEEDS: dict[str, str] = {
     "columns": "column_sum, column_share, column_count",
     "mass": "row_mass and, where it is defined, null_mass",

@@ -29,24 +29,6 @@ from sinklab.errors import MeasurementError, SessionError, UnsupportedModelError
 from sinklab.results.blocks import counted
 from sinklab.results.environment import require_memory
 
-__all__ = [
-    "TIER",
-    "UNAVAILABLE",
-    "Fault",
-    "GivenCall",
-    "GivenWeights",
-    "Reach",
-    "ReturnedSession",
-    "RowSums",
-    "attend_returned",
-    "bytes_of_weights",
-    "find_fault",
-    "given_call",
-    "reach",
-    "row_tolerance",
-    "unavailable",
-]
-
 RowSums: TypeAlias = Literal["one", "null_mass", "any"]
 """What rows of weights sum to: one; one together with a null mass; anything, as under sigmoid attention."""
 

@@ -30,17 +30,6 @@ from sinklab.attention.paths.table import compute
 from sinklab.attention.visibility import Everything
 from sinklab.errors import UnsupportedModelError
 
-__all__ = [
-    "Attended",
-    "MaskRecord",
-    "Native",
-    "Observer",
-    "implementation_name",
-    "operation_of",
-    "register_operation",
-    "shadow",
-]
-
 Attended: TypeAlias = tuple[Tensor, Tensor | None]
 """What an attention function gives: head outputs ``(batch, q_len, num_heads, value_dim)``, and the weights if it has them."""
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from sinklab.report.heads import HeadView, Shown
 
-__all__ = ["Session", "attend", "table_of"]
-
 STATISTICS_NEEDS = frozenset(NEEDS) - {"head_outputs", "hidden_states", "attention_outputs", "gated_heads", "vectors"}
 
 

@@ -14,8 +14,6 @@ from sinklab.attention.operation import repeat_groups
 from sinklab.attention.visibility import Dense
 from sinklab.errors import MeasurementError
 
-__all__ = ["verify_call", "verify_statistics"]
-
 ROWS = 4
 
 

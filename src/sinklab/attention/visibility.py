@@ -19,8 +19,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Band", "Causal", "Dense", "Everything", "Keys", "TileState", "Visibility", "Window"]
-
 TileState = Literal["all", "some", "none"]
 
 

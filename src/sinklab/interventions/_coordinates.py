@@ -10,8 +10,6 @@ from sinklab.attention.call import LayerOutput
 from sinklab.attention.intervention import Place, tokens_at
 from sinklab.errors import ConfigurationError
 
-__all__ = ["coordinates", "require_list"]
-
 
 def require_list(channels: Sequence[int], name: str) -> None:
     """Raise :class:`ConfigurationError` if one number is given in place of a list of channels."""

@@ -8,8 +8,6 @@ import zlib
 import torch
 from torch import Tensor
 
-__all__ = ["random_rotation"]
-
 
 @functools.lru_cache(maxsize=256)
 def random_rotation(key: str, width: int) -> Tensor:

@@ -8,8 +8,6 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall
 from sinklab.errors import ConfigurationError
 
-__all__ = ["counted_back", "from_sample", "further_on", "of_like_length", "require_another"]
-
 
 def further_on(positions: Tensor, shift: int) -> Tensor:
     """Number of the sample ``shift`` further on in a batch, counted round: int64 ``(batch,)``.

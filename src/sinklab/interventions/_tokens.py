@@ -11,8 +11,6 @@ from sinklab.attention.host_arguments import given_cache
 from sinklab.attention.intervention import InputIntervention, ModelInputs
 from sinklab.errors import ConfigurationError
 
-__all__ = ["cached_tokens", "first_tokens", "names_beside", "put_in", "rearranged", "token_positions"]
-
 
 def cached_tokens(edit: InputIntervention, inputs: ModelInputs) -> int:
     """How many tokens the model has in its cache already; the encoder of an encoder–decoder has none."""

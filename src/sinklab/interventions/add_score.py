@@ -13,8 +13,6 @@ from sinklab.attention.intervention import KeyIntervention, keys_at
 from sinklab.errors import ConfigurationError
 from sinklab.registry import interventions
 
-__all__ = ["AddScore"]
-
 
 @interventions.register("add_score")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

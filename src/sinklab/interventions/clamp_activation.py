@@ -16,8 +16,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions._coordinates import coordinates, require_list
 from sinklab.registry import interventions
 
-__all__ = ["ClampActivation"]
-
 
 @interventions.register("clamp_activation")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

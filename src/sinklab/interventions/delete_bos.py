@@ -13,8 +13,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import first_tokens, rearranged, token_positions
 from sinklab.registry import interventions
 
-__all__ = ["DeleteBos"]
-
 
 @interventions.register("delete_bos")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,8 +17,6 @@ from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError
 from sinklab.registry import interventions
 
-__all__ = ["MeanHead"]
-
 
 @interventions.register("mean_head")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,8 +13,6 @@ from sinklab.attention.intervention import HeadIntervention
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.registry import interventions
 
-__all__ = ["NullScore"]
-
 
 @interventions.register("null_score")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

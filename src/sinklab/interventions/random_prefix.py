@@ -13,8 +13,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import put_in
 from sinklab.registry import interventions
 
-__all__ = ["RandomPrefix"]
-
 
 @interventions.register("random_prefix")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

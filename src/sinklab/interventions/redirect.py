@@ -11,8 +11,6 @@ from sinklab.attention.call import AttentionCall
 from sinklab.attention.intervention import KeyIntervention, keys_at
 from sinklab.registry import interventions
 
-__all__ = ["Redirect"]
-
 
 @interventions.register("redirect")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,8 +12,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions._tokens import token_positions
 from sinklab.registry import interventions
 
-__all__ = ["ReplaceToken"]
-
 
 @interventions.register("replace_token")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,8 +13,6 @@ from sinklab.attention.intervention import HeadIntervention
 from sinklab.interventions._samples import from_sample, of_like_length, require_another
 from sinklab.registry import interventions
 
-__all__ = ["ResampleHead"]
-
 
 @interventions.register("resample_head")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

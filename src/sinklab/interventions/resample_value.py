@@ -13,8 +13,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions._samples import from_sample, further_on, require_another
 from sinklab.registry import interventions
 
-__all__ = ["ResampleValue"]
-
 
 @interventions.register("resample_value")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,8 +13,6 @@ from sinklab.attention.intervention import HeadIntervention
 from sinklab.interventions._random_rotation import random_rotation
 from sinklab.registry import interventions
 
-__all__ = ["RotateHead"]
-
 
 @interventions.register("rotate_head")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

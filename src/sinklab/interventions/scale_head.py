@@ -13,8 +13,6 @@ from sinklab.attention.intervention import HeadIntervention
 from sinklab.errors import ConfigurationError
 from sinklab.registry import interventions
 
-__all__ = ["ScaleHead"]
-
 
 @interventions.register("scale_head")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,8 +15,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.interventions._coordinates import coordinates, require_list
 from sinklab.registry import interventions
 
-__all__ = ["SetActivation"]
-
 
 @interventions.register("set_activation")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,8 +11,6 @@ from sinklab.attention.intervention import HeadIntervention
 from sinklab.errors import ConfigurationError
 from sinklab.registry import interventions
 
-__all__ = ["Temperature"]
-
 
 @interventions.register("temperature")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,8 +12,6 @@ from sinklab.attention.call import AttentionCall
 from sinklab.attention.intervention import HeadIntervention
 from sinklab.registry import interventions
 
-__all__ = ["ZeroHead"]
-
 
 @interventions.register("zero_head")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,8 +10,6 @@ from sinklab.attention.call import AttentionCall
 from sinklab.attention.intervention import KeyIntervention, keys_at, tokens_at
 from sinklab.registry import interventions
 
-__all__ = ["ZeroValue"]
-
 
 @interventions.register("zero_value")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["INITIAL_STD", "NO_SCORE", "bias_scores"]
-
 INITIAL_STD = 0.02
 """Standard deviation of learned keys and values at the start, as released by Gu et al. 2024 (arXiv 2410.10781)."""
 

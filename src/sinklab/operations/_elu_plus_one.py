@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["elu_plus_one"]
-
 
 def elu_plus_one(numbers: Tensor) -> Tensor:
     """``elu(x) + 1`` without adding 1 to what is close to -1: small numbers keep their digits and stay positive.

@@ -8,8 +8,6 @@ from torch.nn.functional import linear, normalize
 
 from sinklab.errors import ConfigurationError
 
-__all__ = ["SigmaLinear"]
-
 
 class SigmaLinear(nn.Linear):
     """``y = (γ / σ(W)) W x + b`` with ``σ(W) = u · W v`` and the singular vectors u, v from power iteration.

@@ -15,8 +15,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["ClippedSoftmax"]
-
 _GAMMA = -0.025
 
 

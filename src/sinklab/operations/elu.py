@@ -14,8 +14,6 @@ from sinklab.operations._elu_plus_one import elu_plus_one
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["Elu"]
-
 
 @operations.register("elu")
 @dataclass(frozen=True, kw_only=True)

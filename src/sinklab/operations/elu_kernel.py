@@ -11,8 +11,6 @@ from sinklab.attention.paths.linear import FeatureKernel
 from sinklab.operations._elu_plus_one import elu_plus_one
 from sinklab.registry import operations
 
-__all__ = ["EluKernel"]
-
 
 @operations.register("elu_kernel")
 @dataclass(frozen=True, kw_only=True)

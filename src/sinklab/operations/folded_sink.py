@@ -15,8 +15,6 @@ from sinklab.operations._bias import NO_SCORE
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["FoldedSink"]
-
 
 @operations.register("folded_sink")
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,6 @@ from typing import ClassVar
 from sinklab.attention.paths.linear import FeatureKernel
 from sinklab.registry import operations
 
-__all__ = ["Identity"]
-
 
 @operations.register("identity")
 @dataclass(frozen=True, kw_only=True)

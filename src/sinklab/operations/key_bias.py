@@ -15,8 +15,6 @@ from sinklab.operations._bias import INITIAL_STD, bias_scores
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["KeyBias"]
-
 
 @operations.register("key_bias")
 @dataclass(frozen=True, kw_only=True)

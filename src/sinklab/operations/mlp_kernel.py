@@ -13,8 +13,6 @@ from sinklab.attention.operation import HeadShape, State
 from sinklab.attention.paths.linear import FeatureKernel
 from sinklab.registry import operations
 
-__all__ = ["MlpKernel"]
-
 
 @operations.register("mlp_kernel")
 @dataclass(frozen=True, kw_only=True)

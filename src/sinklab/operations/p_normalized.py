@@ -14,8 +14,6 @@ from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
 
-__all__ = ["PNormalized"]
-
 
 @operations.register("p_normalized")
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,6 @@ from sinklab.attention.paths.row_kernel import RowKernel, Rows, visible_count
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
 
-__all__ = ["Relu"]
-
 
 @operations.register("relu")
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,6 @@ from sinklab.operations._sigma_linear import SigmaLinear
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["SigmaReparam"]
-
 
 @operations.register("sigma_reparam")
 @dataclass(frozen=True, kw_only=True)

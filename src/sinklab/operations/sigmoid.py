@@ -16,8 +16,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["Sigmoid"]
-
 
 @operations.register("sigmoid")
 @dataclass(frozen=True, kw_only=True)

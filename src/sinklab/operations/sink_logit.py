@@ -13,8 +13,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["SinkLogit"]
-
 
 @operations.register("sink_logit")
 @dataclass(frozen=True, kw_only=True)

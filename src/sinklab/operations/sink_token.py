@@ -8,8 +8,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["SinkToken"]
-
 
 @operations.register("sink_token")
 @dataclass(frozen=True, kw_only=True)

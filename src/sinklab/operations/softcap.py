@@ -14,8 +14,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["Softcap"]
-
 
 @operations.register("softcap")
 @dataclass(frozen=True, kw_only=True)

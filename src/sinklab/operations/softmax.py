@@ -12,8 +12,6 @@ from sinklab.attention.operation import Operation
 from sinklab.attention.paths.row_kernel import LOG2E, RowKernel, Rows
 from sinklab.registry import operations
 
-__all__ = ["Softmax"]
-
 
 @operations.register("softmax")
 @dataclass(frozen=True, kw_only=True)

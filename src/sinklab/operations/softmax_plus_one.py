@@ -11,8 +11,6 @@ from sinklab.attention.operation import State
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["SoftmaxPlusOne"]
-
 
 @operations.register("softmax_plus_one")
 @dataclass(frozen=True, kw_only=True)

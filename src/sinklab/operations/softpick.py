@@ -12,8 +12,6 @@ from sinklab.attention.operation import Operation
 from sinklab.attention.paths.row_kernel import LOG2E, RowKernel, Rows
 from sinklab.registry import operations
 
-__all__ = ["Softpick"]
-
 _SAFE = 48.0
 """In units of powers of two: such powers, and sums of them, are far from overflow, and only larger ones are shifted. Without a
 shift ``exp(s) - 1`` keeps all its digits for small scores."""

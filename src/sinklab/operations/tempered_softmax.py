@@ -12,8 +12,6 @@ from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["TemperedSoftmax"]
-
 
 @operations.register("tempered_softmax")
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,6 @@ from sinklab.operations._bias import INITIAL_STD
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
-__all__ = ["ValueBias"]
-
 
 @operations.register("value_bias")
 @dataclass(frozen=True, kw_only=True)

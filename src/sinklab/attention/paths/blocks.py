@@ -9,8 +9,6 @@ from torch.utils.checkpoint import checkpoint
 from sinklab.attention.operation import Inputs, Operation, repeat_groups
 from sinklab.attention.paths.row_blocks import kernel_key, row_attention
 
-__all__ = ["head_outputs", "obstacle", "worthwhile"]
-
 _BLOCK_SCORES = 2**21
 """Scores of a block, over all samples and heads, when it goes through autograd."""
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from sinklab.attention.operation import Inputs, Operation
 
-__all__ = ["head_outputs", "obstacle", "worthwhile"]
-
 _HAS_AMX = torch.cpu._is_amx_tile_supported()
 
 _LONG = 256

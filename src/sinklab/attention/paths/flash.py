@@ -28,8 +28,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from sinklab.attention.operation import Inputs, Operation
 from sinklab.errors import ConfigurationError
 
-__all__ = ["head_outputs", "obstacle", "worthwhile"]
-
 _HAS_AMX = torch.cpu._is_amx_tile_supported()
 """Without tile instructions the CPU kernel is no faster in bfloat16 than in float32, and plain matrix products are."""
 

@@ -24,8 +24,6 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, 
 
 from sinklab.attention.operation import Inputs, Operation
 
-__all__ = ["head_outputs", "obstacle", "worthwhile"]
-
 _BLOCK = 128
 """Queries, and keys, of a block that FlexAttention skips or computes as a whole."""
 

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from sinklab.attention.operation import Inputs, Operation
 
-__all__ = ["FeatureKernel", "head_outputs", "obstacle", "worthwhile"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureKernel(Operation):

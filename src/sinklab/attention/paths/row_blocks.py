@@ -17,8 +17,6 @@ from sinklab.attention.paths.row_kernel import RowKernel, Rows
 from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
 
-__all__ = ["Block", "HeadSlices", "RowPlan", "kernel_key", "row_attention"]
-
 _ROWS = 256
 """Rows of a block, over the heads of a group. Fewer make slower products, more waste arithmetic above the diagonal."""
 _SHORT, _FEW = 1024, 128

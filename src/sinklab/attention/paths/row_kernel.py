@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-__all__ = ["LOG2E", "LOWEST", "RowKernel", "Rows", "visible_count"]
-
 LOG2E = 1.4426950408889634
 """Unit of kernels that work with powers of two: ``exp2`` is several times as fast as ``exp`` where MKL serves the latter."""
 LOWEST = -1e30

@@ -12,8 +12,6 @@ from sinklab.attention.operation import Inputs, Operation
 from sinklab.attention.paths import blocks, decode, flash, flex, linear
 from sinklab.errors import ConfigurationError
 
-__all__ = ["PATHS", "Inputs", "Path", "choose", "compute", "obstacle", "set_attention_path"]
-
 PATHS: dict[str, str] = {
     "plain": "the reference: every weight is materialised",
     "decode": "one query against a cache, in two products over groups of heads; nothing is repeated",

@@ -15,18 +15,6 @@ from sinklab.attention.operation import ROW_SUM, Operation
 from sinklab.attention.visibility import Band, Causal, Everything, TileState, Visibility
 from sinklab.registry import operations
 
-__all__ = [
-    "Tile",
-    "agrees",
-    "blocked_statistics",
-    "bucket_starts",
-    "counts_if_all_count",
-    "counts_of_band",
-    "known_counts",
-    "plan_tiles",
-    "visible_counts",
-]
-
 _GRAIN = 256
 """Width of the strips of keys whose state is asked, and number of queries from which a partly visible tile is halved once.
 A finer grain saves arithmetic beside the diagonal and loses it again to the fixed cost of more and smaller products."""

@@ -26,8 +26,6 @@ from sinklab.attention.statistics.blocked import blocked_statistics
 from sinklab.attention.statistics.fused import LargeScoresError, fused_statistics
 from sinklab.errors import ConfigurationError
 
-__all__ = ["LogSumExpCapture", "Method", "column_statistics"]
-
 _KERNELS = frozenset(
     f"aten::_scaled_dot_product_{name}"
     for name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")

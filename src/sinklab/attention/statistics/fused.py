@@ -22,8 +22,6 @@ from sinklab.attention.operation import leaves_digits
 from sinklab.attention.statistics.blocked import bucket_starts, plan_tiles, visible_counts
 from sinklab.errors import ConfigurationError
 
-__all__ = ["LargeScoresError", "fused_statistics"]
-
 _LOG2E = 1.0 / math.log(2.0)
 _HIDDEN = -1e30
 """Base-two logarithm of the weight of a hidden pair: exp2 gives exactly 0, and being finite it does not produce NaN."""

@@ -16,8 +16,6 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import operations
 from sinklab.results.environment import require_number
 
-__all__ = ["attention_statistics"]
-
 _NEEDS = frozenset({"columns", "mass", "log_sum_exp", "entropy", "maximum"})
 
 

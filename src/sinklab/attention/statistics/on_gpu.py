@@ -27,8 +27,6 @@ from sinklab.attention.operation import beyond_digits
 from sinklab.attention.statistics.blocked import agrees, bucket_starts, counts_if_all_count, known_counts, visible_counts
 from sinklab.attention.visibility import Band
 
-__all__ = ["INSTALLED", "column_kernel", "gpu_is_exact", "gpu_obstacle", "gpu_statistics", "row_kernel"]
-
 try:
     import triton
     import triton.language as tl

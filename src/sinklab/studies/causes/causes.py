@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from sinklab.studies.causes.readout import Readout
     from sinklab.studies.causes.samples import Samples
 
-__all__ = ["find_causes"]
-
 
 @command("causes")
 def find_causes(

@@ -28,8 +28,6 @@ from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Effects", "HeadEdit", "HeadGroup", "joined", "make_variants", "members_of", "one_by_one"]
-
 NAMED = 6
 """Heads that the name of a group lists; of more it says how many there are."""
 CLEAN = "the loss of the unedited model"

@@ -30,8 +30,6 @@ from sinklab.studies.causes.readout import Changes, Readout
 from sinklab.studies.causes.replay import HeadsEdit, Recording, Replay
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["COARSELY", "REPLAYED", "Engine", "all_heads_edited", "measure_effects", "multiplies_coarsely"]
-
 REPLAYED = "replayed"
 """What :attr:`Effects.record` says of a module whose heads did not go one by one."""
 COARSELY = "replayed, changes multiplied in bfloat16"

@@ -21,8 +21,6 @@ from sinklab.studies.causes.request import ChosenHeads, Pair
 from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.screen import Screened
 
-__all__ = ["chosen_heads", "examined_groups", "examined_heads", "found_sink"]
-
 PROBE = "causes"
 SINKS, OTHERS = ", sinks", ", others"
 """How the names of the groups of a layer end."""

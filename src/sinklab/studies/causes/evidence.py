@@ -13,17 +13,6 @@ from sinklab.results.intervals import Interval, means_over_items, shortfall
 from sinklab.studies.causes.effects import Edited, Effects, HeadGroup
 from sinklab.studies.causes.found import Effect, MinimalEffect
 
-__all__ = [
-    "MANY",
-    "MINIMAL_EFFECT",
-    "RARE",
-    "Evidence",
-    "benjamini_hochberg",
-    "evidence_of",
-    "least_texts",
-    "minimal_effect_of",
-]
-
 MINIMAL_EFFECT = 0.01
 """In nats; 1 % of perplexity. Models of many heads have a smaller one (:func:`minimal_effect_of`)."""
 SHARE = 1 / 20

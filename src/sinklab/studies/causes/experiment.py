@@ -24,8 +24,6 @@ from sinklab.studies.causes.effects import CLEAN
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["LOSS_CHANGE", "SINK_SHARE", "change", "random_places", "runs", "text_losses"]
-
 LOSS_CHANGE = Metric("loss_change", "nats", "Mean over texts of the change of their mean loss under the intervention.")
 SINK_SHARE = Metric(
     "sink_share",

@@ -7,8 +7,6 @@ from typing import Literal, TypeAlias, get_args
 
 from sinklab.results.intervals import Interval
 
-__all__ = ["LABELS", "Causes"]
-
 Label = Literal[
     "text-dependent", "constant", "dormant", "bias", "broadcast", "unneeded", "switch", "active", "needs-sink",
     "slight", "mixed", "undecided", "not-run",

@@ -22,8 +22,6 @@ from sinklab.studies.causes.found import KeyBias
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["key_bias", "rows"]
-
 
 def key_bias(
     model: nn.Module,

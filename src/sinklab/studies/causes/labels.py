@@ -16,8 +16,6 @@ from sinklab.studies.causes.evidence import MINIMAL_EFFECT, Evidence, benjamini_
 from sinklab.studies.causes.found import Effect, Label, Undecided
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["IN_PART", "RULES", "HeadLabel", "asked_for", "label_heads", "mirrored", "overall", "require_texts", "texts_needed"]
-
 Rules: TypeAlias = dict[str, tuple[str, ...]]
 
 RULES: Rules = {

@@ -22,8 +22,6 @@ from sinklab.studies.causes.found import Condition, Location, Strong
 from sinklab.studies.causes.readout import NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["location", "rows"]
-
 AT_PLACE = Metric(
     "weight_at_place",
     "fraction",

@@ -22,8 +22,6 @@ from sinklab.studies.causes.found import Activation, Massive, MassiveEdit
 from sinklab.studies.causes.readout import Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["SUN", "massive_activations", "rows"]
-
 LARGEST_ACTIVATION = Metric("largest_activation", "norm", "Mean over texts of the largest |x| after the layer.")
 LARGEST_TIMES_MEDIAN = Metric(
     "largest_times_median", "ratio", "Mean over texts of the largest over the median |x| after the layer."

@@ -42,8 +42,6 @@ from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.screen import Screened, screen
 from sinklab.studies.causes.texts import Texts, default_texts
 
-__all__ = ["Examined", "causes_section", "examine", "facts_of"]
-
 WORK = 2.5e11
 """Multiplications and additions of one pass over the texts of an experiment, or of the screen, beyond which it has fewer of
 them: some three seconds of a core."""

@@ -15,8 +15,6 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.losses import LossKind, cross_entropies, loss_kind, tokens_at_once
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["ClassLogits", "MaskedToken", "NextToken", "OutputDivergence", "Readout", "SquaredError", "readout_for"]
-
 TILE = 2**19
 """Logits of a tile, 2 MiB of float32."""
 COLUMNS = 2048

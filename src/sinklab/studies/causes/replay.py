@@ -31,8 +31,6 @@ from sinklab.errors import MeasurementError
 from sinklab.studies.causes.readout import LogitMap
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["HeadsEdit", "Recording", "Replay"]
-
 HeadsEdit: TypeAlias = tuple[Sequence[int], Tensor]
 """Numbers of heads, and their outputs ``(batch, q_len, heads, value_dim)``."""
 

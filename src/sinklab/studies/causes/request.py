@@ -12,8 +12,6 @@ from typing import Any, Literal, TypeAlias
 from sinklab.errors import ConfigurationError
 from sinklab.studies.arguments import Options, Seed, Threshold
 
-__all__ = ["ChosenHeads", "Pair", "Request", "parse_duration", "parse_heads"]
-
 Pair: TypeAlias = tuple[int, int]
 """Layer and head, from 0."""
 

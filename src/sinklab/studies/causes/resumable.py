@@ -25,8 +25,6 @@ from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.texts import Texts
 
-__all__ = ["Resumable", "Task"]
-
 PIECES = 12
 """Into about how many pieces the work of a long run is cut: what a killed one loses."""
 

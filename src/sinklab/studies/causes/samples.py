@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.models.losses import HIDDEN_SHARE, IGNORED, hide_tokens
 
-__all__ = ["Samples", "masked_samples", "token_samples", "whole_samples"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Samples:

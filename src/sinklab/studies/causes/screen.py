@@ -22,9 +22,6 @@ from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.replay import Replay
 from sinklab.studies.causes.samples import Samples
 
-__all__ = ["Screened", "screen"]
-
-
 DRAWS = 2
 """Draws of the second order; beside the samples, over which it is a mean too, few are enough to rank heads."""
 

@@ -19,8 +19,6 @@ from sinklab.studies.causes.found import (
     Refused,
 )  # fmt: skip
 
-__all__ = ["show"]
-
 LABELS: dict[str, tuple[str, str]] = {
     "text-dependent": ("T", "silencing it costs loss, and so does its output on another text"),
     "constant": ("C", "silencing it costs loss, its output on another text costs nothing"),

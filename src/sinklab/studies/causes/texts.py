@@ -19,8 +19,6 @@ from sinklab.models.positions import learned_positions, require_positions, train
 from sinklab.studies.causes.readout import MaskedToken, NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 
-__all__ = ["Texts", "default_texts", "texts_of"]
-
 TEXTS, LENGTH = 64, 256
 """Texts of a domain and their tokens, if the model was trained on as many. That something costs is shown by a few dozen; that
 it costs nothing by some 250 at the least (:mod:`~sinklab.studies.causes.evidence`), and by more where effects vary."""

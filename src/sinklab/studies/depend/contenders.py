@@ -11,8 +11,6 @@ from sinklab.policies.base import Policy
 from sinklab.registry import policies
 from sinklab.studies.cache.plan import plain, require_one_name, sized_policy
 
-__all__ = ["Contenders", "make_contenders", "parse_policy"]
-
 KNOWN = "full, 4+1020 (sinks+window), or a name from 'sinklab list policies' with settings, sink_window:num_sinks=8"
 
 

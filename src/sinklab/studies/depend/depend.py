@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sinklab.registry import Registry
     from sinklab.tasks.base import Task
 
-__all__ = ["depend"]
-
 HARNESS = "lm_eval:"
 
 BOS = {"none": 0, "one": 1, "two": 2}

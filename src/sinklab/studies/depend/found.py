@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import FRACTION, Metric, Row
 
-__all__ = ["Found", "NoIndex", "Outcome", "Point", "PolicyScore", "rows"]
-
 SCORES = {
     "acc": Metric(
         "acc",

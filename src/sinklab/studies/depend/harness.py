@@ -26,8 +26,6 @@ from sinklab.studies.depend.found import SCORES
 from sinklab.studies.depend.lm_eval import Beginnings, PolicyLM, TaskManager, datasets, evaluate, harness_task, read_greedy
 from sinklab.tasks.base import Document, Task
 
-__all__ = ["Prepared", "Scored", "prepare_harness", "prepare_task", "run_task"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:

@@ -54,8 +54,6 @@ except ImportError as error:
         f"lm-evaluation-harness cannot be imported ({error}); install it with: pip install 'sinklab[evaluation]'"
     ) from error
 
-__all__ = ["PolicyLM"]
-
 _HARNESS = (datasets, evaluate, harness_task, TaskManager)
 """Taken from here by :mod:`~sinklab.studies.depend.harness`, so that there is one place that says how to install it."""
 

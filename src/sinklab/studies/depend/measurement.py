@@ -26,20 +26,6 @@ from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.found import SCORES, NoIndex, Outcome, Point, PolicyScore
 from sinklab.studies.depend.harness import Prepared, Scored
 
-__all__ = [
-    "Judgement",
-    "Verdict",
-    "default_window",
-    "effective_length",
-    "judge",
-    "loss_warning",
-    "measure_dependence",
-    "outcome",
-    "require_windows",
-    "text_warnings",
-    "window_warning",
-]
-
 Verdict = Literal["yes", "no", "undecided"]
 
 

@@ -10,8 +10,6 @@ from sinklab.results.intervals import Interval, rare_cost
 from sinklab.results.sections import from_json
 from sinklab.studies.depend.found import Found, Outcome, PolicyScore
 
-__all__ = ["TITLE", "show"]
-
 TITLE = (
     "Which scores depend on the sink",
     "Every task under caches of one size, with the first tokens and without; intervals are paired by items.",

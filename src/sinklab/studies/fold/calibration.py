@@ -23,8 +23,6 @@ from sinklab.operations._bias import NO_SCORE
 from sinklab.results.progress import Progress
 from sinklab.studies.measure.probing import forward_arguments
 
-__all__ = ["Fit", "Residuals", "calibrate", "check_fits", "parameters_of"]
-
 LEAST_EIGENVALUE = 1e-10
 """Of the normal equations, as a share of the largest: directions of the query that the texts do not have are left out."""
 

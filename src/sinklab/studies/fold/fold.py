@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from sinklab.models.loading import LoadedModel
 
-__all__ = ["FoldResult", "fold_sinks"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FoldResult(Result):

@@ -8,8 +8,6 @@ from dataclasses import astuple, dataclass
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 
-__all__ = ["FoldedHead", "Folding", "Form", "Silenced", "fold_rows"]
-
 EXPLAINED = Metric(
     "fold_explained",
     "fraction",

@@ -33,8 +33,6 @@ from sinklab.studies.fold.found import FoldedHead, Folding, Form, Silenced
 from sinklab.studies.measure.probing import forward_arguments, sample_losses, tokens_at_once
 from sinklab.studies.origin.measurement import birth_neurons
 
-__all__ = ["constants_of", "fold", "foldable_positions", "folded_copies", "require_foldable"]
-
 Births: TypeAlias = Sequence[tuple[str, list[int]]]
 """Linear maps by name, and the neurons by which each writes a sink."""
 

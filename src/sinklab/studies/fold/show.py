@@ -10,8 +10,6 @@ from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap,
 from sinklab.results.sections import from_json
 from sinklab.studies.fold.found import Folding
 
-__all__ = ["LEAD", "TITLE", "blocks", "show", "write_page"]
-
 TITLE = "The sink, folded"
 LEAD = (
     "The key on which heads rest is hidden, and each head has a score and a value for nothing in its place: constants of the "

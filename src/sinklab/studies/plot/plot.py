@@ -9,8 +9,6 @@ from sinklab.errors import InputError
 from sinklab.results.file import check_file
 from sinklab.studies.arguments import OverwriteFile, command
 
-__all__ = ["plot"]
-
 
 @command
 def plot(

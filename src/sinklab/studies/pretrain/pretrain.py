@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from sinklab.results.run import Result
     from sinklab.training.config import PretrainingConfig
 
-__all__ = ["pretrain"]
-
 
 @command
 def pretrain(

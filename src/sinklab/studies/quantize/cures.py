@@ -13,19 +13,6 @@ from sinklab.corpora.samples import Samples
 from sinklab.studies.quantize.found import CureFound
 from sinklab.studies.quantize.twin import WHOLE_BITS, Range, Ranges, Site, Treatment, Twin
 
-__all__ = [
-    "Cure",
-    "Spike",
-    "best_cure",
-    "cost_of",
-    "find_spikes",
-    "helping",
-    "spike_positions",
-    "token_bytes",
-    "tried_cures",
-    "worst_channel",
-]
-
 LEAST_LEVELS = 16
 """A channel is a spike where its range leaves the median channel of the site fewer values of the grid than these, 4 bits."""
 

@@ -9,8 +9,6 @@ from typing import Unpack
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 
-__all__ = ["BlockFound", "CureFound", "Found", "SchemeFound", "SiteFound", "WorstChannel", "rows"]
-
 SUMMARY_VERSION = 3
 
 PROBE = "quantize"

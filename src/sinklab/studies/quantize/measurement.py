@@ -43,8 +43,6 @@ from sinklab.studies.quantize.cures import (
 from sinklab.studies.quantize.found import BlockFound, CureFound, Found, SchemeFound, SiteFound, WorstChannel, rows
 from sinklab.studies.quantize.twin import WHOLE_BITS, Range, Scheme, Site, Treatment, Twin
 
-__all__ = ["OWN", "Request", "examine", "judged", "require_loss", "texts_needed"]
-
 LEVEL = 0.95
 
 OWN = "class, the model's own answer"

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from sinklab.corpora.samples import Samples as InputSamples
 
-__all__ = ["quantize"]
-
 
 @command
 def quantize(

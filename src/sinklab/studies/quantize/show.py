@@ -10,8 +10,6 @@ from sinklab.results.intervals import Interval
 from sinklab.results.sections import from_json
 from sinklab.studies.quantize.found import BlockFound, Found, SchemeFound, SiteFound
 
-__all__ = ["TITLE", "show"]
-
 TITLE = (
     "What quantisation costs",
     "Losses on the same samples with weights and activations on grids; ranges are from other samples.",

@@ -13,8 +13,6 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.losses import IGNORED
 from sinklab.results.blocks import counted
 
-__all__ = ["distinct", "divided", "require_counts", "two_sets"]
-
 LEAST = 4
 """Samples that are measured at least."""
 

@@ -30,8 +30,6 @@ from sinklab.models.integer_linear import (
 )
 from sinklab.studies.measure.probing import TOKENS_PER_BATCH, UNKNOWN_POSITIONS, forward_arguments, sample_losses
 
-__all__ = ["WHOLE_BITS", "Range", "Ranges", "Scheme", "Site", "Treatment", "Twin", "parse_schemes"]
-
 WHOLE_BITS = 16
 """In a scheme: left as floating-point numbers, which deployed models hold in 16 bits."""
 

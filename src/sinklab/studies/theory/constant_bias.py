@@ -17,8 +17,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["constant_score", "output_change", "output_change_bound", "turning_bound", "weight_change", "weight_change_bound"]
-
 
 def weight_change(weight: Tensor, score_error: Tensor) -> Tensor:
     """``p' - p``: how much more a key has whose score is off by ``e``, all other scores as they are.
