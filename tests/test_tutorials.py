@@ -61,7 +61,7 @@ def test_it_runs_and_shows_what_it_speaks_of(path, tmp_path):
 def test_a_bar_is_drawn_while_a_cell_runs():
     """In a kernel, with the messages that a notebook would be sent."""
     code = (
-        "from sinklab.results.run import Run\n"
+        "from sinklab import pretrain\nfrom sinklab.results.run import Run\n"
         "with Run('trial') as run:\n    run.progress('reading <b>', 1, 4)\n    run.progress('reading <b>', 4, 4)\n"
         "from sinklab.training.bookkeeping import display\n"
         "with display(10) as screen:\n    screen.result(5, {'sink_rate': 31.0})\n    screen.step(10)"

@@ -21,6 +21,7 @@ RUN_BY = {
     "CONTRIBUTING.md": "tests/test_docs.py",
     "README.md": "tests/test_docs.py",
     "docs/explain.md": "tests/test_site.py",
+    "docs/fold.md": "tests/test_site.py",
     "docs/footguns.md": "tests/architectures/test_footguns.py",
     "docs/installation.md": "tests/test_site.py",
     "docs/interventions.md": "tests/test_docs.py",

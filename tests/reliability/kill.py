@@ -73,6 +73,7 @@ ENTRIES = {
     "causes": Entry((MODEL, "--domains", "{inputs}/text.txt", "--texts", "10", "--seq-len", "32", "--sink", "0", *OUT)),
     "quantize": Entry((MODEL, *FEW, "--calibration", "2", "--schemes", "w8a8", *OUT)),
     "origin": Entry((MODEL, *FEW, "--controls", "1", *OUT)),
+    "fold": Entry((MODEL, "--samples", "2", "--seq-len", "32", *OUT)),
     "depend": Entry((MODEL, "--task", "long_text:corpus={inputs}/text.txt", "--window", "24", "--items", "3", *OUT)),
     "trigger": Entry(("--operation", "softmax,relu", "--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),
     "pathways": Entry(

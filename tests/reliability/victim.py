@@ -3,6 +3,8 @@
 The module is what the server of :mod:`multiprocessing` imports before it forks; nothing here computes.
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import sys
