@@ -61,7 +61,7 @@ def fold_sinks(
     a value; both are fitted without training, and the real key is hidden. The loss stays; the mass that was parked is null
     mass, and streaming needs no sink token. docs/fold.md has what it is good for, with numbers, and when it is exact.
 
-    Needs some 60 seconds of two cores for a model of 135 million parameters.
+    Takes some 80 seconds of two cores for a model of 135 million parameters.
 
     Args:
         samples: Texts for the constants, and as many others to judge them by.
