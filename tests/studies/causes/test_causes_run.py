@@ -35,7 +35,7 @@ from sinklab.models.loading import load_model, wrap_model
 from sinklab.results.table import read_run, read_table
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes import measurement as causes_measure
-from sinklab.studies.causes.effects import HeadEdit, one_by_one
+from sinklab.studies.causes.effects import Effects, HeadEdit, one_by_one
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
 from sinklab.studies.causes.samples import Samples, token_samples
@@ -379,3 +379,25 @@ def test_planted_heads_get_their_labels_from_the_whole_run(name, tmp_path, monke
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     for label in set(expected):
         assert f'class="l-{label}"' in page
+
+
+def test_heads_whose_first_edits_cost_most_are_asked_again_first(monkeypatch):
+    """The time may end among them, and nobody shall hear of a head that costs three nats that nothing is known."""
+    loss = np.zeros((2, 2, 3, 1))
+    loss[1, 1] = 3.0
+    effects = Effects(["redirect", "hide"], ["slight", "dear"], ("text",), loss, np.zeros_like(loss), np.ones((3, 1)), "nats")
+    wanted = iter([[["zero_value"], ["zero_value"]], [[], []]])
+    monkeypatch.setattr(causes_measure, "asked_for", lambda *_, **__: next(wanted))
+    seen = []
+
+    class Measured:
+        names = ("redirect", "hide", "zero_value")
+
+        def measured(self, stage, tasks, everything, deadline, before=None):
+            seen.append((stage, [task[0] for task in tasks]))
+            return effects
+
+    causes_measure._in_rounds(
+        Measured(), "heads", [["slight"], ["dear"]], ["slight", "dear"], np.inf, sinks=None, level=0.05, minimal_effect=0.01
+    )
+    assert seen == [("heads", [["slight"], ["dear"]]), ("heads again", [["dear"], ["slight"]])]
