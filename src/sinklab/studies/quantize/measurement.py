@@ -439,8 +439,8 @@ class _Examination:
                 ranges = twin.ranges(self.calibration)
                 twin.keep(ranges)
                 yield Cure(name, label, base), _means(twin.losses(self.samples, dataclasses.replace(base, ranges=ranges)))
-        except SinklabError:  # a model that cannot be folded lacks this cure
-            return
+        except SinklabError as error:
+            say(f"not tried as a cure: the sinks folded, since {str(error).splitlines()[0]}")
 
     # --- in words -------------------------------------------------------------------------------------------------------------
 
