@@ -36,8 +36,8 @@ COARSELY = "replayed, changes multiplied in bfloat16"
 COARSE = 1 / 32
 """Largest error of that, as a share of the change that an edit makes of the outputs, in root mean squares: rounding input and
 weight of a product errs by a quarter of a percent at random, and some sixty stand one behind the other."""
-ROOM = 2**30
-"""Bytes that recorded calls of attention, and recorded layers, may take."""
+ROOM = 3 * 2**29
+"""Bytes that recordings may take: of 18 texts of 64 tokens, all that a model of 135 million parameters gave unedited."""
 STACK = 2**21
 """Bytes of the head outputs of one stack of edits: about what a processor's caches hold, more is slower. While a layer runs it
 needs some ten times as many; the logits of a readout that asks for them, and the weights of attention that forms them, may be
@@ -88,11 +88,11 @@ def all_heads_edited(call: AttentionCall, edits: Sequence[HeadIntervention]) -> 
 
 @dataclasses.dataclass(eq=False)
 class _Batch:
-    """What is kept of the unedited model on some samples: recordings, which together hold the calls, and the readout."""
+    """What is kept of the unedited model on some samples: the readout, and a recording while there is room for it."""
 
     changes: Changes
-    recordings: list[Recording]
     clean_loss: np.ndarray
+    recording: Recording | None = None
 
 
 class Engine:
@@ -119,7 +119,6 @@ class Engine:
         self._trial: tuple[Recording, Tensor] | None = None
         self._module_of: dict[int, str] = {}
         self._batches: dict[int, _Batch] = {}
-        self._room = float(ROOM)
 
     @torch.no_grad()
     def measure(
@@ -253,7 +252,6 @@ class Engine:
             return COARSELY
         self.coarse = exact.coarse = False
         self._batches.clear()
-        self._room = float(ROOM)
         return REPLAYED
 
     def _without_logits(self, recording: Recording, expected: Tensor) -> Replay | None:
@@ -315,24 +313,30 @@ class Engine:
 
     # --- the work ----------------------------------------------------------------------------------------------------------
 
+    def forget(self) -> None:
+        """Drop the recordings, which are made again when they are needed."""
+        for batch in self._batches.values():
+            batch.recording = None
+
     def _recorded(self, start: int, part: Samples, module: str) -> tuple[_Batch, Recording]:
-        """The unedited model on a batch, with the call of a module: kept as far as there is room, or run again."""
+        """The unedited model on a batch, with the call of a module: kept if there is room, or run again whenever asked for.
+
+        Batches are asked for in turns, so those that are kept stay: dropped for others, none would be there in its turn.
+        """
         batch = self._batches.get(start)
-        for recording in batch.recordings if batch is not None else ():
-            if module in recording.calls:
-                return self._batches[start], recording
-        if self._room <= 0:
-            self._batches.clear()
-            self._room, batch = float(ROOM), None
-        recording = self.replay.record(part, self._following(module), self._room)
-        self._room -= recording.size
+        if batch is not None and batch.recording is not None:
+            if module in batch.recording.calls:
+                return batch, batch.recording
+            batch.recording = None
+        room = ROOM - sum(other.recording.size for other in self._batches.values() if other.recording is not None)
+        recording = self.replay.record(part, self._following(module), room)
         if batch is None:
             outputs, logits = self._outputs(recording.outputs, recording), self.replay.logit_map()
             changes = None if logits is None else self.readout.compare_hidden(outputs, logits, part)
             changes = self.readout.compare(outputs, part) if changes is None else changes
-            batch = _Batch(changes, [], part.by_domain(changes.clean_loss, CLEAN).cpu().numpy())
-            self._batches[start] = batch
-        batch.recordings.append(recording)
+            batch = self._batches[start] = _Batch(changes, part.by_domain(changes.clean_loss, CLEAN).cpu().numpy())
+        if recording.size <= room:
+            batch.recording = recording
         return batch, recording
 
     def _following(self, module: str) -> list[str]:

@@ -33,7 +33,7 @@ from sinklab.sinks.value import SinkPlace
 from sinklab.studies.causes import entries, key_bias, location, massive
 from sinklab.studies.causes.effects import Edited, Effects, HeadGroup, joined, make_variants
 from sinklab.studies.causes.engine import multiplies_coarsely
-from sinklab.studies.causes.evidence import MANY, SILENCED, minimal_effect_of
+from sinklab.studies.causes.evidence import MANY, SHARE, SILENCED, minimal_effect_of
 from sinklab.studies.causes.found import LABELS, Causes, MinimalEffect, Refused
 from sinklab.studies.causes.labels import asked_for, label_heads, mirrored, require_texts, texts_needed
 from sinklab.studies.causes.request import Request
@@ -72,7 +72,8 @@ def examine(
 
     With a budget, and of more than :data:`~sinklab.studies.causes.evidence.MANY` heads, in stages: a screen of all heads;
     groups, the heads of each layer that sink and those that do not; the experiments; then heads, those that sink first and
-    most informative first. Of both, in two rounds: :data:`FIRST`, then what is missing for a label that these allow.
+    most informative first. Of both :data:`FIRST`, then what is missing for a label that these allow, at once where these cost
+    an even share.
 
     Args:
         sinks: where the sinks are, if that is known; found on these texts otherwise.
@@ -125,6 +126,7 @@ def examine(
         groups.sort(key=lambda group: -max(map(estimates.worth, group.members)))
         each = [[group] for group in groups]
         of_groups = _in_rounds(measured, "groups", each, groups, began + budget / 2, **rounds) if groups else None
+        measured.forget()
         sections, section_rows = _experiments(model, texts, sinks, request, least, progress)
         worth = {kind: sum(map(estimates.worth, kind.members)) / len(kind.members) for kind in kinds}
         kinds.sort(key=lambda kind: (kind.called.endswith(entries.OTHERS), -worth[kind]))
@@ -208,24 +210,34 @@ def _in_rounds(
     level: float,
     minimal_effect: float,
 ) -> Effects[Edited]:
-    """Effects of :data:`FIRST` on heads or groups, a few of one module at a time; then of what these ask for."""
+    """Effects of :data:`FIRST` on heads or groups, a few of one module at a time; then of what these ask for.
+
+    Where a first edit costs an even share or more, what it asks for comes before the first edits of others, since the time may
+    end among these.
+    """
     first = [name for name in FIRST if name in measured.names] or [measured.names[0]]
-    effects = measured.measured(stage, [(kind, first) for kind in kinds], everything, deadline)
-    while True:
-        wanted = asked_for(effects, sinks, level=level, minimal_effect=minimal_effect)
-        asked = {one: tuple(names) for one, names in zip(everything, wanted, strict=True) if names}
+
+    def asked(found: Effects[Edited], kinds: Sequence[Sequence[Edited]], least: float) -> list[Task[Edited]]:
+        """What is missing for labels of those whose first edits cost at least so much, dearest first."""
+        means = np.abs(np.nan_to_num(found.loss[[found.variants.index(name) for name in first]]).mean(2))
+        cost = dict(zip(everything, means.max((0, 2)).tolist(), strict=True))
+        wanted = dict(zip(everything, asked_for(found, sinks, level=level, minimal_effect=minimal_effect), strict=True))
         tasks: list[Task[Edited]] = []
         for kind in kinds:
-            for names in dict.fromkeys(asked[one] for one in kind if one in asked):
-                tasks.append(([one for one in kind if asked.get(one) == names], names))
-        if not tasks or time.monotonic() > deadline:
-            return effects
-        # Where a first edit costs most, most is known of nothing: these come first, since the time may end among them.
-        rows = [effects.variants.index(name) for name in first]
-        means = np.abs(np.nan_to_num(effects.loss[rows]).mean(2)).max((0, 2))
-        size = dict(zip(everything, means.tolist(), strict=True))
-        tasks.sort(key=lambda task: -max(size[one] for one in task[0]))
+            together: dict[tuple[str, ...], list[Edited]] = {}
+            for one in kind:
+                if wanted[one] and cost[one] >= least:
+                    together.setdefault(tuple(wanted[one]), []).append(one)
+            tasks += [(members, names) for names, members in together.items()]
+        return sorted(tasks, key=lambda task: -max(cost[one] for one in task[0]))
+
+    effects = measured.measured(
+        stage, [(kind, first) for kind in kinds], everything, deadline,
+        then=lambda found, edited: asked(found, [edited], minimal_effect / SHARE),
+    )  # fmt: skip
+    while (tasks := asked(effects, kinds, 0.0)) and time.monotonic() <= deadline:
         effects = measured.measured(f"{stage} again", tasks, everything, deadline, effects)
+    return effects
 
 
 FIRST = ("redirect", "hide")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -56,12 +57,13 @@ class Recording:
     linears: dict[nn.Linear, tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
     _repeated: dict[tuple[str, int], object] = dataclasses.field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
-        """Bytes of the calls that are kept, and of what layers gave back."""
+        """Bytes of the calls that are kept, and of what layers and linear maps gave back."""
         kept = [getattr(call, field.name) for call in self.calls.values() for field in dataclasses.fields(call)]
-        kept += [list(self.course.layers.values()), list(self.linears.values())]
-        return sum(tensor.numel() * tensor.element_size() for tensor in _tensors_of(kept))
+        kept += [list(self.course.layers.values()), list(self.course.given.values()), list(self.linears.values())]
+        storages = [tensor.untyped_storage() for tensor in _tensors_of(kept)]  # several maps may have one input
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def forget_repeats(self) -> None:
         """Drop the copies that :meth:`before` has made."""

@@ -28,7 +28,7 @@ LABELS: dict[str, tuple[str, str]] = {
     "unneeded": ("U", "neither silencing it nor removing its sink costs loss"),
     "switch": ("W", "text-dependent on some domains, at rest on the others"),
     "active": ("A", "silencing it costs loss; whether a constant would do is not shown"),
-    "needs-sink": ("N", "hiding its sink costs loss; what the head does beside is not shown"),
+    "needs-sink": ("N", "hiding its sink costs loss; what it needs of it, and does beside, is not shown"),
     "slight": ("S", "neither silence nor a hidden sink costs an even share of what attention is worth; below that it is open"),
     "mixed": ("X", "its labels differ by domain in another way"),
     "undecided": ("·", "none of these is shown at the error rate asked for"),
@@ -44,8 +44,10 @@ CONTRASTS = {**EDITS, "hide - zero_value": "share on other keys, less on none"}
 """Contrasts of the table with intervals; summary.json has all, with p-values."""
 SHOWN = 40
 """Heads in a table and a figure; of a larger model the ones of which most is decided, then those whose edits cost most."""
-OPEN = {"slight": 1, "undecided": 2}
+OPEN = ("slight", "undecided")
 """Labels that say little, or nothing."""
+PART = (*OPEN, "active", "needs-sink")
+"""Those that say no more than a part."""
 STRONG = 10
 """Rows of lists that may be long."""
 
@@ -62,7 +64,7 @@ def show(found: Causes) -> Iterator[Block]:
         [(label, letter, found.counts[label], words) for label, (letter, words) in LABELS.items() if found.counts.get(label)],
     )
     run = [head for head in found.heads if head.label != "not-run"]
-    order = sorted(run, key=lambda head: (OPEN.get(head.label, 0), -_size(head)))
+    order = sorted(run, key=lambda head: (head.label in OPEN, -_size(head)))
     if len(run) <= SHOWN:
         order.sort(key=lambda head: (head.layer, head.head))
     for domain in found.domains:
@@ -86,6 +88,8 @@ def show(found: Causes) -> Iterator[Block]:
 def _facts(found: Causes) -> Iterator[Sequence[str]]:
     if needing := [_name(head) for head in found.heads if "yes" in head.needs_sink.values()]:
         yield "need it", f"{names(needing)}: their share of the sink costs more on other keys than on none"
+    if known := sorted(_known(found), reverse=True):
+        yield "known", "; ".join(words for _, words in known[:3]) + f" {found.unit}; what more they do is not decided"
     for domain, count in found.mirrored.items():
         if count:
             dependent = sum(head.domains[domain] == "text-dependent" for head in found.heads)
@@ -110,6 +114,19 @@ def _facts(found: Causes) -> Iterator[Sequence[str]]:
     if found.counts.get("slight"):
         yield "slight is", f"below {20 * minimal.value:g} {found.unit}, an even share, shown of silence and of a hidden sink"
     yield "errors", f"at most {100 * found.level:g} % of the labels are expected to be false (Benjamini and Hochberg 1995)"
+
+
+def _known(found: Causes) -> Iterator[tuple[float, str]]:
+    """Edits that cost more than an even share of heads that have no whole label: the cost, and the words."""
+    for head in found.heads:
+        costs = {
+            name: max(effects.values(), key=lambda effect: effect.low)
+            for name in EDITS
+            if head.label in PART and (effects := head.effects.get(name))
+        }
+        dearest = max(costs, key=lambda name: costs[name].low, default="")
+        if dearest and costs[dearest].low > 20 * found.minimal_effect:
+            yield costs[dearest].mean, f"{_name(head)} with {EDITS[dearest]} {interval(costs[dearest], 2)}"
 
 
 def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterator[Block]:
