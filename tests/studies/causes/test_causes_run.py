@@ -85,14 +85,12 @@ def test_files_and_summary(result):
     ]  # fmt: skip
     assert result.summary["sink"]["place"] == 0
     assert (result.summary["screened"], result.summary["budget"]) == (None, None)
-    assert {"found", "peaks"} <= set(result.summary["massive"])
     assert "as it is" in result.summary["location"]["conditions"]
-    assert "zero_value" in result.summary["key_bias"]["losses"]
 
 
 def test_the_table_has_the_means_of_the_effects(result):
     table = read_table(result.folder / "table.parquet")
-    assert set(table["probe"]) == {"causes", "causes_location", "causes_key_bias", "causes_massive"}
+    assert set(table["probe"]) == {"causes", "causes_location"}
     effects = table[(table["probe"] == "causes") & (table["metric"] == "loss_change")]
     assert len(effects) == 4 * len(result.summary["variants"])
     assert set(effects["count"]) == {11}
@@ -183,7 +181,7 @@ def test_two_domains_and_no_sink(checkpoint):
     assert head["sink_weight"] is None
     assert "redirect" not in head["effects"]
     assert {"random_tokens", "repeated_token"} == set(found.summary["clean_loss"])
-    assert "key-bias evidence" in found.summary["key_bias"]["refused"]
+    assert "the location of a sink needs one" in found.summary["location"]["refused"]
     assert found.summary["sink"]["place"] is None
 
 
@@ -200,11 +198,11 @@ def test_a_domain_that_is_predicted_worse_than_by_a_guess_is_named(checkpoint):
 
 
 def test_weights_on_the_sink_are_those_of_each_domain(checkpoint):
-    """Not the pooled ones; each as one gets it from a run on that domain alone. Experiments are left out."""
+    """Not the pooled ones; each as one gets it from a run on that domain alone. The location is left out."""
     options = {**QUICK, "experiments": False, "heads": [(1, 0)]}
     both = find_causes(str(checkpoint), **{**options, "domains": ["random_tokens", "repeated_token"]})
     (head,) = both.summary["heads"]
-    assert [both.summary[name] for name in ("location", "key_bias", "massive")] == [None] * 3
+    assert both.summary["location"] is None
     for domain in ("random_tokens", "repeated_token"):
         (alone,) = find_causes(str(checkpoint), **{**options, "domains": [domain]}).summary["heads"]
         # float32 weights of batches of the same texts

@@ -259,7 +259,10 @@ def mirrored(labels: Sequence[HeadLabel], minimal_effect: float) -> dict[str, in
     names = [name for name in RULES["text-dependent"] if any(name in label.effects for label in labels)]
     return {
         domain: sum(
-            all(domain in label.effects.get(name, {}) and label.effects[name][domain].high < -minimal_effect for name in names)
+            "zero" in names
+            and all(
+                domain in label.effects.get(name, {}) and label.effects[name][domain].high < -minimal_effect for name in names
+            )
             for label in labels
         )
         for domain in (labels[0].domains if labels else {})

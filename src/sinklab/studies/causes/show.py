@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from sinklab.results.blocks import Block, Cell, Curves, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
-from sinklab.results.intervals import Interval
+from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
 from sinklab.studies.causes.found import (
     Causes,
     ExaminedGroup,
     ExaminedHead,
-    KeyBias,
     Labelled,
     Location,
-    Massive,
     Refused,
 )  # fmt: skip
 
@@ -78,11 +74,10 @@ def show(found: Causes) -> Iterator[Block]:
         yield Grid(["undecided", "on", "nearest", "not shown", "texts that would decide"], reasons, text=4, limit=STRONG)
     yield from _screen(found)
     yield from (Say(note, small=True) for note in found.notes)
-    for name, (title, blocks) in EXPERIMENTS.items():
-        if (experiment := getattr(found, name)) is not None:
-            yield Heading(title, 3)
-            refused = isinstance(experiment, Refused)
-            yield from [Say(f"Not measured: {experiment.refused}", small=True)] if refused else blocks(experiment)
+    if found.location is not None:
+        yield Heading("Where the sink goes", 3)
+        refused = isinstance(found.location, Refused)
+        yield from [Say(f"Not measured: {found.location.refused}", small=True)] if refused else _location(found.location)
 
 
 def _facts(found: Causes) -> Iterator[Sequence[str]]:
@@ -217,59 +212,6 @@ def _location(found: Location) -> Iterator[Block]:
     headings = ["texts", f"head {found.head} on {place}", "on the first token", "strongest of any head", f"loss, {found.unit}"]
     yield Grid(headings, rows)
     yield from (Say(f"Left out: {name}, because {why}.", small=True) for name, why in found.left_out.items())
-
-
-def _key_bias(found: KeyBias) -> Iterator[Block]:
-    edits = {"zero_value": "the sink's values at 0", "constant_score": "its score made constant"}
-    suffixes = {
-        "": "", " control": ", of a random other key", " beyond control": ", the difference",
-        " of sink heads": f", in {names(found.sink_heads)} alone",
-    }  # fmt: skip
-    losses = {edit + suffix: edits[edit] + words for edit in edits for suffix, words in suffixes.items()}
-    rows = [
-        [words, interval(found.losses[name]), _verdict(found.losses[name], found.minimal_effect)]
-        for name, words in losses.items()
-        if name in found.losses
-    ]
-    yield Grid(["in all heads at once", f"loss, {found.unit}", "is"], rows)
-
-
-def _massive(found: Massive) -> Iterator[Block]:
-    count = len(found.found)
-    criterion = f"above {found.least:g} and {found.times_median:g} times the median of its hidden state"
-    yield Say(f"{count or 'No'} value{'s' * (count != 1)} {'are' if count > 1 else 'is'} {criterion}.")
-    if found.found:
-        rows = [
-            [str(one.position), one.channel, one.birth, one.death, one.texts, one.value, one.deviation] for one in found.found
-        ]
-        yield Grid(["position", "channel", "born in layer", "gone in", "texts", "value", "deviation"], rows, limit=STRONG)
-        weights = [-1.0 if weight is None else weight for weight in found.sink_weights or []]
-        more = [f"head {found.heads[head := weights.index(max(weights))]} on the sink"] if weights else []
-        edits = [
-            [name, interval(edit.loss), *((edit.sink_weights or [])[head : head + 1] if more else ())]
-            for name, edit in found.edits.items()
-        ]
-        yield Grid(["set in the layer of birth", f"loss, {found.unit}", *more], edits)
-    peaks = {
-        "largest": [peak["value"] for peak in found.peaks],
-        "times the median": [peak["times_median"] for peak in found.peaks],
-    }
-    yield Curves("Largest activation", peaks, [peak["layer"] for peak in found.peaks], x_name="layer", logarithmic=True)
-
-
-EXPERIMENTS: dict[str, tuple[str, Callable[[Any], Iterator[Block]]]] = {
-    "location": ("Where the sink goes", _location),
-    "key_bias": ("Is what stands at the sink used?", _key_bias),
-    "massive": ("Massive activations", _massive),
-}
-"""Experiment to its heading and its blocks."""
-
-
-def _verdict(loss: Interval, least: float) -> str:
-    """Whether the change of a loss is nothing, missed, harm, or open."""
-    if max(abs(loss.low), abs(loss.high)) < least:
-        return "nothing"
-    return "harm" if loss.high <= -least else "missed" if loss.low >= least else "open"
 
 
 def _size(head: ExaminedHead) -> float:
