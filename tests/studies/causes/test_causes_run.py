@@ -72,12 +72,11 @@ def test_files_and_summary(result):
     assert [(head["layer"], head["head"]) for head in result.summary["heads"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     first = result.summary["heads"][0]
     assert set(first) == {
-        "layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects", "divergence",
+        "layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects",
         "needs_sink", "undecided", "estimates", "sink_weights", "value_ratios",
     }  # fmt: skip
     assert first["domains"] == {"random_tokens": first["label"]}
     assert set(first["effects"]["redirect"]["random_tokens"]) == {"mean", "low", "high", "p"}
-    assert first["divergence"]["zero"]["random_tokens"] > 0
     assert sum(result.summary["counts"].values()) == 4
     assert list(result.summary["counts"]) == [
         "text-dependent", "constant", "dormant", "bias", "broadcast", "unneeded", "switch", "active", "needs-sink", "slight",

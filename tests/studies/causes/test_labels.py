@@ -46,7 +46,7 @@ def effects_of(loss: np.ndarray) -> Effects:
     """Effects ``(variants, heads, texts, domains)`` with names."""
     names = tuple(f"domain {number}" for number in range(loss.shape[3]))
     listed = [Head(0, number, "attention") for number in range(loss.shape[1])]
-    return Effects(VARIANTS, listed, names, loss, np.abs(loss), np.full(loss.shape[2:], 2.0), "nats")
+    return Effects(VARIANTS, listed, names, loss, np.full(loss.shape[2:], 2.0), "nats")
 
 
 def made_up(heads: list[list[dict[str, float]]], *, texts: int = MANY, noise: float = 0.002, seed: int = 0) -> Effects:
@@ -173,8 +173,7 @@ def test_without_a_sink_zeroing_decides():
 
 def test_texts_that_lack_a_domain_are_left_out():
     effects = made_up([[DEPENDENT, DORMANT]], texts=MANY + 16)
-    for array in (effects.loss, effects.divergence):
-        array[..., :16, 1] = np.nan
+    effects.loss[..., :16, 1] = np.nan
     effects.clean_loss[:16, 1] = np.nan
     (found,) = label_heads(effects, sink_of(1))
     assert found.label == "switch"

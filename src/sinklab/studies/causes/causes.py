@@ -58,7 +58,6 @@ def find_causes(
         model: embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.
         heads: Heads to examine, written layer.head from 0 with commas between, or all; 0.0+3.1 edits two at once, after each
             alone, and layers all of each layer.
-        together: Also edit all heads of a label at once, except text-dependent: heads that can replace each other.
         sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
             zeroed).
         sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.
@@ -89,7 +88,7 @@ def find_causes(
     Examples:
         sinklab causes embedded:softmax
         sinklab causes embedded:softmax --heads 2.0,3.1 --texts 64 --out build/causes
-        sinklab causes embedded:softmax --heads 0.0+0.1,layers --together
+        sinklab causes embedded:softmax --heads 0.0+0.1,layers
         sinklab causes ORG/MODEL --corpus python_source,notes.txt --budget 10m --out build/causes
         sinklab causes ORG/MODEL --sink null --json
     """

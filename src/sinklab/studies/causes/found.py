@@ -41,7 +41,7 @@ class Undecided:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """What is known of a head or group: label by domain, effects by contrast, divergences by intervention, by domain too.
+    """What is known of a head or group: label by domain, effects by contrast, by domain too.
 
     ``needs_sink`` is ``yes``, ``no`` or ``undecided``; empty without a sink. ``value_ratio`` is the norm of the sink's value
     over that of others.
@@ -56,7 +56,6 @@ class Labelled:
     sink_weights: dict[str, Number]
     value_ratios: dict[str, Number]
     effects: dict[str, dict[str, Effect]]
-    divergence: dict[str, dict[str, Number]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ class ExaminedHead(Labelled):
 class ExaminedGroup(Labelled):
     """Heads that were edited at once; numbers of the sink are means over its members.
 
-    ``called`` is the layer or the label of a group that was not named by its heads. ``alone`` counts the labels of its members,
+    ``called`` is the layer of a group that was not named by its heads. ``alone`` counts the labels of its members,
     and ``beyond_alone`` is, by intervention and domain, what the group costs less what its members cost one by one, summed.
     """
 

@@ -31,7 +31,7 @@ from sinklab.results.table import make_table
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.sinks.value import SinkPlace
 from sinklab.studies.causes import entries
-from sinklab.studies.causes.effects import Edited, Effects, HeadGroup, joined, make_variants
+from sinklab.studies.causes.effects import Edited, Effects, HeadGroup, make_variants
 from sinklab.studies.causes.engine import multiplies_coarsely
 from sinklab.studies.causes.evidence import MANY, SHARE, SILENCED, minimal_effect_of
 from sinklab.studies.causes.found import LABELS, Causes, Location, MinimalEffect, Refused
@@ -95,8 +95,7 @@ def examine(
     with _named("`texts`, `heads`, `level`"):
         staged = request.budget is not None or len(heads) > MANY
         require_texts(samples, sinks, len(heads), level=level, many=staged)
-        count = len(groups) + (entries.most_groups(len(heads)) if request.together else 0)
-        require_texts(samples, sinks, max(count, 1), level=level, many=staged)
+        require_texts(samples, sinks, max(len(groups), 1), level=level, many=staged)
     budget = request.budget if isinstance(request.budget, float) else float("inf")
     variants = make_variants(model, sinks, samples, batch_size=size)
     few = samples.spread(_affordable(model, samples))
@@ -134,13 +133,10 @@ def examine(
         effects = measured.of_heads(heads)
         of_groups = None
     labels = label_heads(effects, sinks, level=level, minimal_effect=least, many=staged)
-    listed = entries.examined_heads(model, samples, labels, sinks, effects, estimates, batch_size=size)
+    listed = entries.examined_heads(model, samples, labels, sinks, estimates, batch_size=size)
     table_rows = [*entries.effect_rows(effects), *entries.head_rows(listed), *entries.estimate_rows(listed, effects.unit)]
-    more = entries.groups_of_labels(labels, groups) if request.together else []
-    new = more if staged else [*groups, *more]
-    if new:
-        own = measured.measured("groups of labels", [([group], measured.names) for group in new], new)
-        of_groups = own if of_groups is None else joined(of_groups, own)
+    if groups and not staged:
+        of_groups = measured.measured("groups", [([group], measured.names) for group in groups], groups)
     together = []
     if of_groups is not None:
         judged = label_heads(of_groups, sinks, level=level, minimal_effect=least, many=staged)

@@ -101,8 +101,8 @@ class Resumable:
         samples, names = self.texts.samples, self.names
         shape = (len(names), len(everything), len(samples), len(samples.domain_names))
         found = found or Effects(
-            names, list(everything), samples.domain_names, np.full(shape, np.nan), np.full(shape, np.nan),
-            np.full(shape[2:], np.nan), self.texts.readout.unit,
+            names, list(everything), samples.domain_names, np.full(shape, np.nan), np.full(shape[2:], np.nan),
+            self.texts.readout.unit,
         )  # fmt: skip
         place = {one: index for index, one in enumerate(everything)}
         waiting, done, began = list(tasks), 0, time.monotonic()
@@ -122,7 +122,7 @@ class Resumable:
                 if done and time.monotonic() > deadline:
                     continue  # what is stored of later ones is taken all the same
                 effects = self._engine.measure(edited, chosen, progress=lambda _, step, of: progress(step / max(1, of)))
-                arrays = {"loss": effects.loss, "divergence": effects.divergence, "clean_loss": effects.clean_loss}
+                arrays = {"loss": effects.loss, "clean_loss": effects.clean_loss}
                 self.store.put("effects", settings, __version__, effects.record, arrays)
                 record = effects.record
             else:
@@ -130,7 +130,7 @@ class Resumable:
             done += _size(task)
             where = np.ix_([names.index(name) for name in chosen], [place[one] for one in edited])
             rows = np.ix_([names.index(name) for name in chosen], range(len(edited)))
-            found.loss[where], found.divergence[where] = arrays["loss"][rows], arrays["divergence"][rows]
+            found.loss[where] = arrays["loss"][rows]
             found.clean_loss[:] = arrays["clean_loss"]
             found.record.update(record)
             waiting[:0] = then(found, edited)
