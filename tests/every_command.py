@@ -63,7 +63,7 @@ LINES: dict[str, Sequence[str]] = {
         "stream llama --resume state.safetensors --max-new-tokens 5",
     ),
     "compare": ("compare audit audit_of_llama --out compare.html",),
-    "card": ("card audit", "card cache", "card causes", "card pretrain", "card quantize"),
+    "card": ("card audit", "card cache", "card causes", "card quantize"),
     "report": ("report audit", "report causes", "report origin"),
     "claims": ("claims", "claims norm_placement"),
     "list": ("list",),
