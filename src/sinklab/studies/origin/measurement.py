@@ -23,14 +23,13 @@ from sinklab.results.progress import Progress, plan, silent
 from sinklab.results.sections import Context, to_json
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
-from sinklab.studies.measure.probing import forward_arguments
+from sinklab.studies.measure.probing import forward_arguments, sample_losses
 from sinklab.studies.origin.ablation import (
     MODES,
     Decomposition,
     Edit,
     Measured,
     Writer,
-    clean_losses,
     decompose,
     new_values,
     read_columns,
@@ -115,8 +114,8 @@ def locate_origins(
         born, own, loss = _origins(setting, place, births)
         origins += born
         rows += own
-    if origins and len(loss) < total:  # samples that lack the place have a loss, too
-        loss = clean_losses(setting)
+    if origins and len(loss) < total and not loss.isnan().all():  # samples that lack the place have a loss, too
+        loss = sample_losses(model, samples.scored or samples).double().nanmean(1)
     mean_loss = _known(loss.nanmean())
     rare = [
         f"Of {total} samples {count} has {name}, and an interval needs two: it is not followed."
