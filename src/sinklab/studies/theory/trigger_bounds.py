@@ -33,13 +33,13 @@ Target = Literal["including", "preceding"]
 
 @dataclasses.dataclass(frozen=True)
 class TriggerBatch:
-    """Sequences with the same number of triggers each.
+    """Sequences with one trigger each.
 
     Attributes:
         inputs: ``(batch, length, width)``.
-        targets: same shape: the mean at every trigger, 0 elsewhere. A model with residual connections is to give
+        targets: same shape: the mean at the trigger, 0 elsewhere. A model with residual connections is to give
             ``inputs + targets``.
-        positions: int64 ``(batch, triggers)``: where the triggers stand, 0-based, ascending.
+        positions: int64 ``(batch,)``: where the trigger stands, 0-based.
     """
 
     inputs: Tensor
@@ -49,8 +49,7 @@ class TriggerBatch:
     @property
     def is_trigger(self) -> Tensor:
         """Boolean ``(batch, length)``."""
-        places = torch.arange(self.inputs.shape[1], device=self.inputs.device)
-        return (places == self.positions[..., None]).any(dim=1)
+        return torch.arange(self.inputs.shape[1], device=self.inputs.device) == self.positions[:, None]
 
 
 def trigger_batch(
@@ -61,25 +60,21 @@ def trigger_batch(
     position: int | None = None,
     target: Target = "including",
     *,
-    triggers: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> TriggerBatch:
-    """Draw sequences: BOS, then content tokens with triggers in the place of some of them.
+    """Draw sequences: BOS, then content tokens with a trigger in the place of one of them.
 
-    The target at a trigger is the mean of *all* tokens behind BOS up to it, whatever they are: one of several triggers averages
-    the earlier ones together with the content. With the target ``"including"`` a trigger at ``j`` (0-based) averages the ``j``
-    tokens ``1 … j``, with ``"preceding"`` the ``j - 1`` tokens ``1 … j - 1``.
+    With the target ``"including"`` a trigger at ``j`` (0-based) averages the ``j`` tokens ``1 … j``, with ``"preceding"`` the
+    ``j - 1`` tokens ``1 … j - 1``.
 
     Args:
         batch: number of sequences, at least 1.
         length: tokens of a sequence with BOS, at least 4; 16 in the paper.
         width: coordinates of a token, at least 4; 16 in the paper.
         generator: on the CPU; the global one by default.
-        position: 0-based position of a trigger in all sequences; by default all are drawn uniformly from ``2 … length - 1``
-            (the paper's 3 … L, counted from 1), so that a content token always precedes them.
+        position: 0-based position of the trigger in all sequences; by default drawn uniformly from ``2 … length - 1`` (the
+            paper's 3 … L, counted from 1), so that a content token always precedes it.
         target: what the mean is over; see :data:`Target`.
-        triggers: in each sequence, at distinct places; from 1, as in the paper, to ``length - 3``, so that not every token from
-            the third on is one.
 
     Raises:
         ConfigurationError: an argument out of its range.
@@ -89,20 +84,16 @@ def trigger_batch(
             raise ConfigurationError(
                 f"trigger task: {name} {value} must be at least {least}; length and width are 16 in the paper"
             )
-    if not 1 <= triggers <= length - 3:
-        raise ConfigurationError(
-            f"trigger task: {triggers} triggers in {length} tokens; expected 1 … {length - 3}: BOS and a content token come "
-            "first, and some later token is no trigger"
-        )
     if position is not None and not 2 <= position < length:
         raise ConfigurationError(
             f"trigger task: position {position} must be in 2 … {length - 1}, counted from 0: BOS and a content token come first"
         )
     if target not in get_args(Target):
         raise ConfigurationError(f"trigger task: target {target!r} must be one of {', '.join(get_args(Target))}")
-    positions = _positions(batch, length, generator, position, triggers)
+    drawn = position is None
+    positions = torch.randint(2, length, (batch,), generator=generator) if drawn else torch.full((batch,), position)
     places = torch.arange(length)
-    triggered = (places == positions[..., None]).any(dim=1).to(dtype)
+    triggered = (places == positions[:, None]).to(dtype)
     inputs = torch.zeros(batch, length, width, dtype=dtype)
     inputs[:, 0, BOS] = 1
     content = torch.rand(batch, length - 1, width - 3, generator=generator, dtype=dtype)
@@ -116,17 +107,6 @@ def trigger_batch(
     counts = (places if target == "including" else places - 1).clamp(min=1)
     targets.div_(counts[:, None]).mul_(triggered[..., None])
     return TriggerBatch(inputs, targets, positions)
-
-
-def _positions(batch: int, length: int, generator: torch.Generator | None, position: int | None, triggers: int) -> Tensor:
-    """Distinct places from the third on, ascending, ``(batch, triggers)``; one of them ``position``, if it is given."""
-    if triggers == 1:
-        drawn = torch.randint(2, length, (batch,), generator=generator) if position is None else torch.full((batch,), position)
-        return drawn[:, None]
-    order = torch.rand(batch, length - 2, generator=generator)
-    if position is not None:
-        order[:, position - 2] = 1  # above all that is drawn
-    return order.topk(triggers).indices.sort().values + 2
 
 
 _RANK_TOLERANCE = 1e-6

@@ -51,8 +51,8 @@ MAPS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TriggerNumbers:
-    """Numbers of one trained model on samples with a trigger at one position, and others, if any, anywhere. "Off" means queries
-    that are neither first nor a trigger; "the trigger" is the one at that position.
+    """Numbers of one trained model on samples with the trigger at one position. "Off" means queries that are neither the first
+    nor the trigger.
 
     Attributes:
         error: largest absolute error; not finite for a model that diverged.
@@ -129,7 +129,7 @@ class TriggerNumbers:
 
 @torch.no_grad()
 def evaluate(model: TriggerModel, problem: TriggerProblem, samples: int = 1000) -> TriggerNumbers:
-    """Run a model over fresh samples with a trigger at ``problem.position``; 1,000 of them in the paper."""
+    """Run a model over fresh samples with the trigger at ``problem.position``; 1,000 of them in the paper."""
     batch = problem.draw(samples, torch.Generator().manual_seed(EVALUATION_SEED), problem.position)
     outputs, per_layer, null_masses = model.with_weights(batch.inputs)
     weights = torch.stack(per_layer, dim=1)  # (batch, layers, heads, query, key)
@@ -169,7 +169,7 @@ def bos_bound(model: TriggerModel, weights: Tensor, outputs: Tensor, off: Tensor
     """Least weight on BOS at queries ``off``, boolean ``(batch, length)``, by mass counting, from outputs and value map.
 
     The weights are not looked at. For one head whose rows sum to one and whose output is ``W_O`` times the weighted values, and
-    nothing else: :mod:`sinklab.studies.theory.trigger_bounds`. Any number of triggers will do: they are counted as content is.
+    nothing else: :mod:`sinklab.studies.theory.trigger_bounds`.
 
     Returns:
         In [0, 1], or ``None`` where an assumption does not hold: several heads or layers, learned tokens in front, a gate, an

@@ -95,7 +95,6 @@ class TriggerProblem:
     width: int = 16
     position: int = 7
     target: Target = "including"
-    triggers: int = 1
     bos: bool = True
     batch: int = 128
     learning_rate: float | None = None
@@ -113,8 +112,8 @@ class TriggerProblem:
         return (RATE_RESIDUAL if self.residual else RATE_ALONE) if self.learning_rate is None else self.learning_rate
 
     def draw(self, batch: int, generator: torch.Generator, position: int | None = None) -> TriggerBatch:
-        """Samples; a trigger at ``position``, or anywhere."""
-        drawn = trigger_batch(batch, self.length, self.width, generator, position, self.target, triggers=self.triggers)
+        """Samples; the trigger at ``position``, or anywhere."""
+        drawn = trigger_batch(batch, self.length, self.width, generator, position, self.target)
         return drawn if self.bos else TriggerBatch(drawn.inputs[:, 1:], drawn.targets[:, 1:], drawn.positions - 1)
 
     def build(self, operation: Operation, seed: int) -> TriggerModel:
