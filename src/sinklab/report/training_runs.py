@@ -25,8 +25,8 @@ DRAWN = ("gu2024", "gu2024_null", "held_out_loss", "train_loss", "sink_loss_gap"
 """Metrics whose lines stand beside those of other runs."""
 
 MEASURED_BY = {
-    "watch": ("threshold", "window", "seq_len", "samples", "bos"),
-    "data": ("corpus", "tokenizer", "vocab_size", "bos", "eos", "packing", "held_out_rows"),
+    "watch": ("threshold", "window", "seq_len", "samples"),
+    "data": ("corpus", "tokenizer", "vocab_size", "bos", "eos", "held_out_rows"),
     "model": ("max_position_embeddings",),
 }
 """Settings that decide how a rate is taken, in which tokens a loss is, and of which rows."""
