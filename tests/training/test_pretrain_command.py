@@ -103,14 +103,6 @@ def test_what_a_user_can_get_wrong_is_one_line_and_status_two(sinklab, arguments
     assert not (tmp_path / "sinklab-runs").exists()
 
 
-def test_the_card_of_a_training_says_what_the_run_says(finished):
-    done = CliRunner().invoke(app, ["card", str(finished.folder)])
-    assert done.exit_code == 0, done.output
-    assert f"{finished.summary['held_out_loss']:.3f} nats per held-out token" in done.stdout
-    assert "| gu2024 |" in done.stdout
-    assert finished.record["weights_sha256"][:16] in done.stdout
-
-
 TEXTS = ["the cat sat on the mat\n", "the hat of the cat\n"] * 5
 
 
