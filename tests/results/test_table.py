@@ -17,7 +17,6 @@ from sinklab import SinkCache
 from sinklab.cli.catalogue import every_metric
 from sinklab.errors import ConfigurationError, ContractError, InputError, ResultError
 from sinklab.registry import KINDS
-from sinklab.report.runs import finding_of
 from sinklab.results import environment
 from sinklab.results.blocks import counted, front_names, head_numbering
 from sinklab.results.environment import machine_memory, require_memory
@@ -256,9 +255,7 @@ def test_heads_are_numbered_by_the_layers_that_attend():
     assert (head_numbering([0, 1], 2), head_numbering([], 2), head_numbering([], 0)) == ("", "", "")
 
 
-def test_one_step_and_one_sample():
-    record = {"kind": "pretrain", "status": "finished", "steps": 1, "result": {"held_out_loss": 2.0}}
-    assert finding_of(record, {}) == "Finished after 1 step: 2.000 nats per held-out token."
+def test_one_sample():
     assert "1 sample of 1 position, threshold" in repr(Sinks(samples=1, seq_len=1))
 
 

@@ -19,8 +19,8 @@ def plot(
 ) -> Path:
     """Draw loss, sink rate and loss gap over steps and per layer, and heat maps of heads and positions over time.
 
-    Works while a run is still training; needs only the tables, no model. Cells of a sweep without numbers yet are listed. With
-    more than 28 runs, the seeds of one setting share a style; more than 28 settings are refused.
+    Works while a run is still training; needs only the tables, no model. Cells of a sweep without numbers yet are listed, and
+    more than 28 runs are refused.
 
     Args:
         folders: Output directories of 'sinklab pretrain' or a sweep.

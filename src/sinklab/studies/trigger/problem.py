@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.operation import Operation
 from sinklab.errors import ConfigurationError
-from sinklab.studies.theory.retrieval_task import RetrievalBatch
 from sinklab.studies.theory.trigger_bounds import Target, TriggerBatch, trigger_batch
 from sinklab.studies.trigger.model import TriggerModel
 
@@ -88,52 +86,42 @@ RATE_ALONE, RATE_RESIDUAL = 1e-3, 1e-4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ToyProblem(ABC):
-    """What a trigger model is trained on, besides operation and seed; the fields are arguments of the commands."""
+class TriggerProblem:
+    """The trigger task of ``trigger()``, whose arguments the fields are; by default as released."""
 
-    name: ClassVar[str]
-    counts: ClassVar[tuple[str, ...]] = ("batch", "cap")
-    """Fields that are at least 1."""
-    described: ClassVar[tuple[str, ...]]
-    """Fields that stand in the record of every run."""
-    hint: ClassVar[str] = ""
-    """What to train where nothing of what was chosen can be."""
-
+    layers: int = 1
+    heads: int = 1
     length: int = 16
+    width: int = 16
     position: int = 7
+    target: Target = "including"
+    triggers: int = 1
+    bos: bool = True
     batch: int = 128
     learning_rate: float | None = None
     cap: int = 50_000
     tolerance: float = 5e-3
 
-    @abstractmethod
-    def draw(self, batch: int, generator: torch.Generator, position: int | None = None) -> TriggerBatch | RetrievalBatch:
-        """Samples; a trigger at ``position``, or anywhere."""
-
-    @abstractmethod
-    def untrained(self, operation: Operation) -> TriggerModel:
-        """A model that starts from the global random generator."""
-
-    @property
-    @abstractmethod
-    def columns(self) -> dict[str, str | int]:
-        """What all rows of the table share: ``model``, ``corpus`` and ``bos``."""
-
     @property
     def residual(self) -> bool:
         """Whether the model has residual connections."""
-        return False
+        return self.layers > 1 or self.heads > 1
 
     @property
     def rate(self) -> float:
         """The learning rate that is used."""
         return (RATE_RESIDUAL if self.residual else RATE_ALONE) if self.learning_rate is None else self.learning_rate
 
+    def draw(self, batch: int, generator: torch.Generator, position: int | None = None) -> TriggerBatch:
+        """Samples; a trigger at ``position``, or anywhere."""
+        drawn = trigger_batch(batch, self.length, self.width, generator, position, self.target, triggers=self.triggers)
+        return drawn if self.bos else TriggerBatch(drawn.inputs[:, 1:], drawn.targets[:, 1:], drawn.positions - 1)
+
     def build(self, operation: Operation, seed: int) -> TriggerModel:
         """The model with which ``seed`` starts."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.untrained(operation)
+            return TriggerModel(operation, self.layers, self.heads, self.width)
 
     def check(self) -> None:
         """Raise before any training what would be wrong in it.
@@ -141,48 +129,17 @@ class ToyProblem(ABC):
         Raises:
             ConfigurationError: a field out of its range.
         """
-        for name in self.counts:
+        for name in ("layers", "heads", "batch", "cap"):
             if getattr(self, name) < 1:
-                raise ConfigurationError(f"{self.name} task: {name} {getattr(self, name)} must be at least 1")
+                raise ConfigurationError(f"trigger task: {name} {getattr(self, name)} must be at least 1")
         self.draw(1, torch.Generator(), self.position)
         for name, number in (("learning rate", self.rate), ("tolerance", self.tolerance)):
             if not (number > 0 and math.isfinite(number)):
-                raise ConfigurationError(f"{self.name} task: {name} {number} must be a positive number")
+                raise ConfigurationError(f"trigger task: {name} {number} must be a positive number")
 
-    def answers(self, batch: TriggerBatch | RetrievalBatch) -> Tensor:
+    def answers(self, batch: TriggerBatch) -> Tensor:
         """What the model is to give: the targets, on top of the inputs where there are residual connections."""
         return batch.inputs + batch.targets if self.residual else batch.targets
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TriggerProblem(ToyProblem):
-    """The trigger task of ``trigger()``, whose arguments the fields are; by default as released."""
-
-    name: ClassVar[str] = "trigger"
-    counts: ClassVar[tuple[str, ...]] = ("layers", "heads", "batch", "cap")
-    described: ClassVar[tuple[str, ...]] = ("layers", "heads", "triggers")
-
-    layers: int = 1
-    heads: int = 1
-    width: int = 16
-    triggers: int = 1
-    target: Target = "including"
-    bos: bool = True
-
-    @property
-    def columns(self) -> dict[str, str | int]:
-        return {"model": f"trigger {self.layers}x{self.heads}", "corpus": "trigger_task", "bos": int(self.bos)}
-
-    @property
-    def residual(self) -> bool:
-        return self.layers > 1 or self.heads > 1
-
-    def draw(self, batch: int, generator: torch.Generator, position: int | None = None) -> TriggerBatch:
-        drawn = trigger_batch(batch, self.length, self.width, generator, position, self.target, triggers=self.triggers)
-        return drawn if self.bos else TriggerBatch(drawn.inputs[:, 1:], drawn.targets[:, 1:], drawn.positions - 1)
-
-    def untrained(self, operation: Operation) -> TriggerModel:
-        return TriggerModel(operation, self.layers, self.heads, self.width)
 
 
 Outcome = Literal["solved", "cap", "diverged"]
@@ -213,7 +170,7 @@ class Training:
 
 
 def train(
-    operation: Operation, problem: ToyProblem, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
+    operation: Operation, problem: TriggerProblem, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Training:
     """Train one model: mean squared error, Adam, fresh samples every step. The same seed gives the same model.
 
