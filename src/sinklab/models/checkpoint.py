@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import os
 import re
@@ -139,7 +138,7 @@ def _fetched(name: str, revision: str | None, patterns: list[str], ignored: Sequ
 
 def _refusal(error: Exception, name: str, revision: str | None) -> str:
     """Why a model could not be fetched, and what to do about it."""
-    known = f"{_meant(name)}models that need no download: {', '.join(embedded_names())}"
+    known = f"models that need no download: {', '.join(embedded_names())}"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, GatedRepoError):
         return f"{name} is gated on the hub: accept its terms there ({constants.ENDPOINT}/{name}), then run: hf auth login"
@@ -156,16 +155,6 @@ def _refusal(error: Exception, name: str, revision: str | None) -> str:
         why = "not a local directory, not in the hub cache and could not be fetched from the hub (offline?)"
         way_out = f"run 'hf download {name}' where there is a network and give the directory"
     return f"{name!r} is {why}; {way_out}; {known}"
-
-
-def _meant(name: str) -> str:
-    """The nearest of what is here already: embedded models, what the hub cache holds, directories beside a path."""
-    cached = (folder.parent.name for folder in Path(constants.HF_HUB_CACHE).glob("models--*/snapshots"))
-    beside = (str(config.parent) for config in Path(name).expanduser().parent.glob("*/config.json"))
-    here = [*embedded_names(), *(folder.removeprefix("models--").replace("--", "/") for folder in cached), *beside]
-    near = difflib.get_close_matches(name, here, n=1, cutoff=0.75)
-    near = [PREFIX + name] if PREFIX + name in embedded_names() else near
-    return f"did you mean {near[0]!r}? Else " if near else ""
 
 
 def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedConfig:
