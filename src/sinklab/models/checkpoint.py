@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import re
@@ -52,14 +51,6 @@ class OwnCode(InputError):
 
     def __reduce__(self) -> tuple[type[OwnCode], tuple[str, str]]:
         return OwnCode, (self.name, self.end)
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorHeader:
-    """Shape and dtype, as the format writes it (``F32``, ``I32``, ``F8_E4M3``), of a tensor before its numbers are read."""
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class Located(NamedTuple):
@@ -239,16 +230,17 @@ def _shards(index: Path) -> list[str]:
     return sorted(set(weights.values()))
 
 
-def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
-    """Dtype and shape of every tensor in safetensors files, by name; no numbers are read, and a damaged file is refused."""
-    headers: dict[str, TensorHeader] = {}
+def read_headers(files: list[Path]) -> dict[str, str]:
+    """Dtype of every tensor in safetensors files, as the format writes it (``F32``, ``F8_E4M3``), by name; no numbers are read,
+    and a damaged file is refused.
+    """
+    headers: dict[str, str] = {}
     for path in files:
         try:
             # Opened plainly first: what may not be read is "No such file" to safetensors.
             with path.open("rb"), safe_open(path, "pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118  not a mapping
-                    tensor = tensors.get_slice(key)
-                    headers[key] = TensorHeader(str(tensor.get_dtype()), tuple(tensor.get_shape()))
+                    headers[key] = str(tensors.get_slice(key).get_dtype())
         except PermissionError as error:
             raise InputError(f"{path} cannot be opened: {error.strerror}; change its permissions") from error
         except (SafetensorError, OSError) as error:
@@ -333,7 +325,7 @@ def require_all_read(name: str, model: PreTrainedModel, gguf: Gguf) -> None:
         )
 
 
-def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, TensorHeader]) -> None:
+def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, str]) -> None:
     """Refuse weights whose dtype is not that of weights: transformers casts integers, truth values, and complex numbers too.
 
     Tensors that the model does not have, and those that are whole numbers in the model too (tables of positions, masks), may be
@@ -342,10 +334,10 @@ def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, Ten
     if getattr(model.config, "quantization_config", None) is not None:
         return
     weights = [key for key, tensor in model.named_parameters(remove_duplicate=False) if tensor.is_floating_point()]
-    for key, header in headers.items():
-        if header.dtype not in NUMBERS and any(_same(key, weight) for weight in weights):
-            scales = "without a quantization_config that says how" if header.dtype.startswith("F8") else "which is no weight"
-            raise InputError(f"{name} holds {key} in {header.dtype}, {scales}; a weight is one of {', '.join(sorted(NUMBERS))}")
+    for key, dtype in headers.items():
+        if dtype not in NUMBERS and any(_same(key, weight) for weight in weights):
+            scales = "without a quantization_config that says how" if dtype.startswith("F8") else "which is no weight"
+            raise InputError(f"{name} holds {key} in {dtype}, {scales}; a weight is one of {', '.join(sorted(NUMBERS))}")
 
 
 def _same(one: str, other: str) -> bool:

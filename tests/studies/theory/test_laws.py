@@ -132,12 +132,6 @@ def test_score_norm_by_hand():
     assert head_score_norm(two, three, states, positions="rotary").item() == pytest.approx(6 * 5**0.5 * 2)
 
 
-def test_not_causal_rows_see_all_keys():
-    maps = torch.eye(3)
-    bound = head_entropy_bound(maps, maps, torch.eye(3), causal=False)
-    torch.testing.assert_close(bound, entropy_bound(1.0, 3).expand(3), rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [

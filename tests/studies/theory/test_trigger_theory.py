@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.errors import ConfigurationError
 from sinklab.studies.theory.trigger_bounds import (
     TriggerHeads,
     cancelling_solution,
@@ -67,22 +66,6 @@ def test_same_generator_same_batch_and_a_fixed_position():
     assert torch.equal(one.targets, two.targets)
     assert draw(position=6).positions.tolist() == [6] * 64
     assert trigger_batch(2, 4, 4).inputs.dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ({"batch": 0}, "batch 0 must be at least 1"),
-        ({"length": 3}, "length 3 must be at least 4"),
-        ({"width": 3}, "width 3 must be at least 4"),
-        ({"position": 1}, r"position 1 must be in 2 … 6, counted from 0"),
-        ({"position": 7}, r"position 7 must be in 2 … 6"),
-        ({"target": "following"}, "target 'following' must be one of including, preceding"),
-    ],
-)
-def test_bad_input(arguments, complaint):
-    with pytest.raises(ConfigurationError, match=complaint):
-        draw(**arguments)
 
 
 LENGTH, WIDTH = 16, 16

@@ -314,14 +314,6 @@ def test_every_operation_can_be_put_in(name):
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"), [({"layers": 0}, "layers 0"), ({"heads": 0}, "heads 0"), ({"width": 3}, "width 3")]
-)
-def test_refusals(fields, message):
-    with pytest.raises(ConfigurationError, match=message):
-        TriggerModel(Softmax(), **fields)
-
-
 def errors(setting: TriggerProblem) -> dict[str, float]:
     found = {name: obstacle(as_released(name), setting) for name in operations}
     return {name: what[1] for name, what in found.items() if what is not None}

@@ -90,26 +90,19 @@ def head_score_norm(
 
 
 def head_entropy_bound(
-    query_weight: Tensor,
-    key_weight: Tensor,
-    inputs: Tensor,
-    *,
-    scaling: float = 1.0,
+    query_weight: Tensor, key_weight: Tensor, inputs: Tensor, *, scaling: float = 1.0,
     positions: Literal["none", "rotary"] = "none",
-    causal: bool = True,
-) -> Tensor:
-    """Least entropy of every row of a head, from its weights and its inputs; see :func:`head_score_norm`.
+) -> Tensor:  # fmt: skip
+    """Least entropy of every row of a causal head, from its weights and its inputs; see :func:`head_score_norm`.
 
-    A causal row of ``t`` keys is a row of the theorem with ``T = t``: its scores are part of those that ``σ`` bounds.
+    A row of ``t`` keys is a row of the theorem with ``T = t``: its scores are part of those that ``σ`` bounds.
 
     Returns:
         float64 ``(..., seq_len)``, in nats. For heads of real models it is often near 0: the spectral norms allow far more
         than the head does.
     """
     sigma = head_score_norm(query_weight, key_weight, inputs, scaling=scaling, positions=positions)
-    length = inputs.shape[-2]
-    lengths = torch.arange(1, length + 1) if causal else torch.full((length,), length)
-    return entropy_bound(sigma[..., None], lengths.to(sigma.device))
+    return entropy_bound(sigma[..., None], torch.arange(1, inputs.shape[-2] + 1, device=sigma.device))
 
 
 def uniform_weights(length: int) -> Tensor:

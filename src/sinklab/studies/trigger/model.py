@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from sinklab.attention.operation import HeadShape, Inputs, Operation, bind, state_of
 from sinklab.attention.paths.table import compute
-from sinklab.errors import ConfigurationError
 
 INITIAL_STD = 0.02
 """Standard deviation of all maps at the start, as released; parameters of an operation start as the operation says."""
@@ -77,16 +76,10 @@ class TriggerModel(nn.Module):
     Attributes:
         front: learned tokens that the operation asks for, ``(count, width)``; they come before all others and are not part of
             the output.
-
-    Raises:
-        ConfigurationError: layers, heads or width out of range.
     """
 
     def __init__(self, operation: Operation, layers: int = 1, heads: int = 1, width: int = 16) -> None:
         super().__init__()
-        for name, value, least in (("layers", layers, 1), ("heads", heads, 1), ("width", width, 4)):
-            if value < least:
-                raise ConfigurationError(f"trigger model: {name} {value} must be at least {least}")
         self.operation, self.residual = operation, layers > 1 or heads > 1
         self.front = nn.Parameter(torch.normal(0.0, INITIAL_STD, (operation.tokens_in_front, width)))
         self.layers = nn.ModuleList(TriggerAttention(width, heads, operation) for _ in range(layers))
@@ -100,7 +93,8 @@ class TriggerModel(nn.Module):
         """Answers ``(batch, length, width)``; attention takes the fastest path that the operation has."""
         states = self.begin(inputs)
         for layer in self.attention:
-            states = self.updated(states, layer(states)[0])
+            update, _ = layer(states)
+            states = states + update if self.residual else update
         return states[:, len(self.front) :]
 
     def with_weights(self, inputs: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
@@ -114,16 +108,12 @@ class TriggerModel(nn.Module):
             mass = layer.null_mass(states)
             masses.append(None if mass is None else mass[..., len(self.front) :])
             weights.append(layer_weights)
-            states = self.updated(states, update)
+            states = states + update if self.residual else update
         return states[:, len(self.front) :], weights, masses
 
     def begin(self, inputs: Tensor) -> Tensor:
         """The tokens, with those in front."""
         return torch.cat((self.front.expand(len(inputs), -1, -1), inputs), dim=1) if len(self.front) else inputs
-
-    def updated(self, states: Tensor, update: Tensor) -> Tensor:
-        """What the next layer sees."""
-        return states + update if self.residual else update
 
 
 def causal(inputs: Tensor) -> Tensor:
