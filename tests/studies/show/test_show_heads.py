@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from tests.conftest import TEXT, make_sinklm, make_tokenizer
+from tests.conftest import TEXT, make_sinklm, make_tokenizer, mask_of_documents
 
 import sinklab
 from sinklab.attention.maps import AttentionMaps
@@ -298,7 +298,8 @@ def test_several_documents_in_a_row_have_no_map(loaded):
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
     said = "a row holds several documents, whose positions an attention map cannot tell apart"
     with pytest.raises(SessionError, match=said), torch.no_grad(), attend(loaded.model, [AttentionMaps()]):
-        loaded.model(input_ids=positions + 10, position_ids=positions, use_cache=False)
+        mask = mask_of_documents(positions)
+        loaded.model(input_ids=positions + 10, position_ids=positions, attention_mask=mask, use_cache=False)
 
 
 @pytest.mark.parametrize(
