@@ -19,8 +19,7 @@ from sinklab.studies.theory.trigger_bounds import TriggerHeads, trigger_batch
 from sinklab.studies.trigger import lab
 from sinklab.studies.trigger.evaluation import evaluate
 from sinklab.studies.trigger.lab import as_released, label_of
-from sinklab.studies.trigger.model import TriggerModel
-from sinklab.studies.trigger.problem import TriggerProblem, divisor_quotient, full_rows, obstacle, train
+from sinklab.studies.trigger.problem import TriggerModel, TriggerProblem, divisor_quotient, full_rows, obstacle, train
 from sinklab.studies.trigger.trigger import trigger
 
 SHORT = TriggerProblem(cap=3)

@@ -1,8 +1,7 @@
 """The trigger task in theory: how much weight BOS must get where the output is small, and weights that solve the task.
 
 Let a head have weights ``A`` that sum to one over the keys of each query, and write ``M = W_O W_V``. Coordinates 1 and n-1 of
-a token add up to 1 for every content token and for the trigger, and to 0 for BOS (``trigger_task.py``): they
-count. If ``M`` leaves the count alone, the count of an output is the weight off BOS, so that an output near 0 *is* a sink on
+a token add up to 1 for every content token and for the trigger, and to 0 for BOS: they count. If ``M`` leaves the count alone, the count of an output is the weight off BOS, so that an output near 0 *is* a sink on
 BOS. If ``M`` does something else, a functional ``u`` with ``uᵀM x ≈ 1`` on all tokens but BOS counts in its place
 (:class:`Counter`).
 
@@ -90,8 +89,9 @@ def trigger_batch(
         )
     if target not in get_args(Target):
         raise ConfigurationError(f"trigger task: target {target!r} must be one of {', '.join(get_args(Target))}")
-    drawn = position is None
-    positions = torch.randint(2, length, (batch,), generator=generator) if drawn else torch.full((batch,), position)
+    positions = torch.full((batch,), position or 0)
+    if position is None:
+        positions = torch.randint(2, length, (batch,), generator=generator)
     places = torch.arange(length)
     triggered = (places == positions[:, None]).to(dtype)
     inputs = torch.zeros(batch, length, width, dtype=dtype)

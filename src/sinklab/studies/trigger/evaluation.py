@@ -17,8 +17,7 @@ from sinklab.results.file import write_image
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.results.table import finite
 from sinklab.studies.theory.trigger_bounds import counter_of
-from sinklab.studies.trigger.model import TriggerModel
-from sinklab.studies.trigger.problem import TriggerProblem
+from sinklab.studies.trigger.problem import TriggerModel, TriggerProblem
 
 EVALUATION_SEED = 1_000_003
 """Seed of the evaluated samples; seeds of training are small numbers."""
