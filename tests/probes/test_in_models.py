@@ -6,8 +6,10 @@ import transformers
 from dense_oracle import assert_same, values_of
 from tests.conftest import mask_of_documents
 
+from sinklab.attention.positions import _documents
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
+from sinklab.attention.visibility import Dense
 from sinklab.errors import ContractError, InputError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.probes.attention_received import AttentionReceived
@@ -89,10 +91,12 @@ def test_packed_documents_behind_learned_tokens_are_refused():
     plain, fronted = (SinkLM(SinkLMConfig(**shape, operation={"name": name})).eval() for name in ("softmax", "sink_token"))
     ids, places = tokens(2, 12), torch.cat((torch.arange(7), torch.arange(5)))[None]
     packed = mask_of_documents(places).expand(2, -1, -1, -1)
+    behind = torch.nn.functional.pad(torch.nn.functional.pad(packed, (1, 0), value=True), (0, 0, 1, 0))
+    behind[:, :, 0, 0] = True
     said = r"begins at index 8 sees earlier keys.*Give every document a row of its own"
+    with pytest.raises(InputError, match=said):
+        _documents(torch.cat((torch.zeros(1, 1), places + 1), 1), Dense(behind), 2, 13, None, ids.device)
     with torch.no_grad():
-        with attend(fronted, probes=[AttentionReceived()]), pytest.raises(InputError, match=said):
-            fronted(input_ids=ids, position_ids=places, attention_mask=packed)
         padded = torch.tensor([[1] * 12, [1] * 5 + [0] * 7])  # positions of padding start nothing
         for model, mask in ((plain, packed), (plain, padded), (fronted, padded)):
             rate = SinkRate()

@@ -258,7 +258,7 @@ def test_source_and_target_are_shown_apart():
     assert "".join(data["tokens"][0]).removeprefix("<bos>") == "import os"
     target = tokenizer("def read", add_special_tokens=False).input_ids
     assert data["targets"][0] == ["<bos>", *(tokenizer.decode([one]) for one in target[:-1])]
-    said = f"The target has {len(target)} tokens, where a head of the decoder that looks at all keys alike"
+    said = f"In texts of {len(target)} tokens a head that looks at all keys alike"
     assert said in sinklab.show(model, "import os", tokenizer=tokenizer, target="def read").html
     halves = sinklab.show(model, "import os", tokenizer=tokenizer)
     assert "two halves of the text" in halves.html
