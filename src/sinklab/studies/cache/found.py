@@ -11,7 +11,9 @@ from sinklab.results.blocks import Block, Cell, Curves, Facts, Grid, Say, counte
 from sinklab.results.intervals import LEAST_PARTS, rare_cost
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.studies.cache import SECTION
-from sinklab.studies.export.base import INTEGER_MARGIN, ExportEntry, show_exports
+
+INTEGER_MARGIN = 0.02
+"""Nats per token by which integers may change the loss at most (the whole interval) before they are taken; as of sinks."""
 
 LOSS_BY_POSITION = Metric(
     "loss_by_position", "nats", "Mean next-token loss over the texts of the tokens predicted from here on, up to the next row."
@@ -159,7 +161,6 @@ class Comparison:
     better_pinned: str | None = None
     notes: list[str] = field(default_factory=list)
     quantized: list[QuantizedEntry] = field(default_factory=list)
-    exports: list[ExportEntry] = field(default_factory=list)
 
 
 def policy_rows(found: Comparison, counts: Sequence[Sequence[int]]) -> Iterator[Row]:
@@ -217,7 +218,6 @@ def show(found: Comparison) -> Iterator[Block]:
         yield Say(f"Left out: {names(list(dict.fromkeys(policies)))}: {reason}", small=True)
     if found.quantized:
         yield from show_quantized(found.quantized, found.documents)
-    yield from show_exports(found.exports)
 
 
 def recommended(found: Comparison) -> PolicyEntry | None:

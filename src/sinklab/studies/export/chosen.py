@@ -1,23 +1,20 @@
-"""The policy of a finished comparison that is to be written for engines, what was measured of it, and the files."""
+"""The policy of a finished comparison that is to be written for engines, and what was measured of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import get_args
 
-from sinklab.errors import ConfigurationError, InputError, UnknownNameError
+from sinklab.errors import InputError, UnknownNameError
 from sinklab.policies.base import Policy, Positions, SlotPolicy
 from sinklab.registry import policies
 from sinklab.results.blocks import counted, interval
 from sinklab.results.sections import from_json
-from sinklab.results.table import read_run, write_text
+from sinklab.results.table import read_run
 from sinklab.streaming.limits import require_integers
-from sinklab.studies.cache.found import Comparison, PolicyEntry, QuantizedEntry
-from sinklab.studies.export.base import INTEGER_MARGIN, Engine, ExportEntry, ExportPlan, IntegerChoice, engines, exported
-
-FOLDER = "export"
-"""Folder of the files inside that of a run."""
+from sinklab.studies.cache.found import INTEGER_MARGIN, Comparison, PolicyEntry, QuantizedEntry
+from sinklab.studies.export.base import Engine, ExportPlan, IntegerChoice, engines
 
 
 def comparison_of(folder: Path) -> Comparison:
@@ -35,21 +32,6 @@ def comparison_of(folder: Path) -> Comparison:
     return from_json(Comparison, comparison, folder / "summary.json")
 
 
-def require_advice(names: Sequence[str], sinks: Sequence[int]) -> None:
-    """Refuse a comparison in which nothing can be recommended, before it is made.
-
-    Raises:
-        ConfigurationError: it lacks a window without sinks, or one with some.
-    """
-    measured = {policies.read(name)["name"] for name in names}
-    without = "window" in measured or ("sink_window" in measured and 0 in sinks)
-    if not without or "sink_window" not in measured or not any(sinks):
-        raise ConfigurationError(
-            "`export` writes the recommended policy, which takes a window without sinks and one with some; `policies` must "
-            "have window and sink_window, and `sinks` a number above 0"
-        )
-
-
 def plan_of(found: Comparison, policy: str | None = None, quantized: IntegerChoice = "auto") -> ExportPlan:
     """A policy of a comparison, by default the recommended one.
 
@@ -59,11 +41,12 @@ def plan_of(found: Comparison, policy: str | None = None, quantized: IntegerChoi
             measured, with no token in full precision that the policy does not keep, or none.
 
     Raises:
-        InputError: nothing was recommended; a name that stands for several rows, or for none.
+        InputError: nothing was recommended; a name that stands for several rows, or for none; a policy that keeps everything.
         UnknownNameError, ConfigurationError: no such policy; integers that it cannot have.
     """
-    made, entry = _recommended(found) if policy is None else _named(found, policy)
-    kind: str | None = None if quantized == "none" else quantized
+    made, entry = _recommended(found) if policy is None else _chosen(found, policy)
+    if not made.bounded:
+        raise InputError(f"policy {made.name!r} keeps everything, as every engine does by itself; name another with `policy`")
     sentences = [_loss(found, entry)]
     if policy is None:
         sentences.append(found.recommendation)
@@ -74,9 +57,10 @@ def plan_of(found: Comparison, policy: str | None = None, quantized: IntegerChoi
         # A token that was whole there and leaves here is another cache: it is kept whole because rounding it costs most.
         if ring is not None and one.window is not None and set(one.positions) <= set(ring.pinned)
     ]
+    kind: str | None = None if quantized == "none" else quantized
     if kind == "auto":
         kind = _cheapest(measured)
-    elif kind is not None and made.bounded:
+    elif kind is not None:
         require_integers(made)
     all_rounded, all_missed = "", False
     if kind is not None:
@@ -86,14 +70,8 @@ def plan_of(found: Comparison, policy: str | None = None, quantized: IntegerChoi
             worst = max(unkept, key=lambda one: one.gap.most)
             all_rounded = f", which on the grids of sinklab costs {interval(worst.gap, 4, '')} nats per token"
             all_missed = quantized == "auto" and worst.gap.most > INTEGER_MARGIN
-    against = None if entry is None or made.name == "window" else entry.against_window
-    without = None if against is None else -against
-    ends = None if without is None or without.low is None or without.high is None else (without.low, without.high)
-    return ExportPlan(
-        model=found.model, revision=found.revision, bos=bool(found.bos), policy=made,
-        quantized=cast(Literal["int8", "int4"] | None, kind), found=tuple(sentences),
-        without=None if without is None else without.mean, without_ends=ends, all_rounded=all_rounded, all_missed=all_missed,
-    )  # fmt: skip
+    about = found.model, found.revision, bool(found.bos)
+    return ExportPlan(*about, made, kind, tuple(sentences), all_rounded, all_missed)
 
 
 def _recommended(found: Comparison) -> tuple[Policy, PolicyEntry | None]:
@@ -113,7 +91,7 @@ def _recommended(found: Comparison) -> tuple[Policy, PolicyEntry | None]:
     return next(entries, (made[0], None))
 
 
-def _named(found: Comparison, text: str) -> tuple[Policy, PolicyEntry | None]:
+def _chosen(found: Comparison, text: str) -> tuple[Policy, PolicyEntry | None]:
     rows = found.policies
     matches = [row for row in rows if text == row.label] or [row for row in rows if text == row.policy]
     labels = ", ".join(repr(row.label) for row in matches or rows)
@@ -121,12 +99,10 @@ def _named(found: Comparison, text: str) -> tuple[Policy, PolicyEntry | None]:
         raise InputError(f"`policy` {text!r} stands for {len(matches)} rows of this comparison; name one: {labels}")
     if matches:
         return policies.make(dict(matches[0].settings)), matches[0]
-    if ":" not in text and text not in policies and not text.isidentifier():
-        raise InputError(f"`policy` {text!r} is no row of this comparison; it has {labels}")
-    if ":" not in text and text in policies:
+    if ":" not in text:
         raise InputError(
-            f"policy {text!r} was not measured in this comparison, which has {labels}; give its settings to have it all the "
-            f"same: {text}:setting=value"
+            f"`policy` {text!r} is no row of this comparison; it has {labels}. With its settings, name:setting=value, a policy "
+            "need not have been measured"
         )
     policy: Policy = policies.make(text)
     return policy, _measured(found, policy)
@@ -177,32 +153,3 @@ def checked_engines(names: Sequence[str]) -> list[Engine]:
         if name not in known:
             raise UnknownNameError(f"no engine is called {name!r}. Known: {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(names)]
-
-
-def exports_of(plan: ExportPlan, to: Sequence[Engine]) -> list[ExportEntry]:
-    """What every engine makes of a plan.
-
-    Raises:
-        ConfigurationError: one of them can do nothing of it.
-    """
-    entries = [exported(engine, plan) for engine in to]
-    for entry in entries:
-        if entry.refused:
-            raise ConfigurationError(f"{entry.engine} cannot do {entry.policy}: {entry.refused}; leave it out of `to`")
-    return entries
-
-
-def advised_exports(found: Comparison, to: Sequence[Engine]) -> list[ExportEntry]:
-    """What every engine makes of the recommended policy; an engine that can do nothing of it has an entry that says why."""
-    try:
-        plan = plan_of(found)
-    except InputError as error:  # nothing was recommended, which is known only now
-        return [ExportEntry(engine.name, "", engine.checked, refused=str(error)) for engine in to]
-    return [exported(engine, plan) for engine in to]
-
-
-def write_exports(entries: Sequence[ExportEntry], folder: Path, inside: str = "") -> None:
-    """Write the files of the entries that have one; each is there whole or not at all, and takes the place of an older one."""
-    for entry in entries:
-        if not entry.refused:
-            write_text(entry.text, folder / inside / entry.file)

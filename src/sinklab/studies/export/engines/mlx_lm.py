@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, ExportPlan, approximated, expressed, not_expressible
-
-BITS = {"int8": 8, "int4": 4}
+from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, ExportPlan, expressed, not_expressible
 
 
 class MlxLm(Engine):
@@ -36,30 +34,20 @@ class MlxLm(Engine):
         )
 
     def integers(self, plan: ExportPlan) -> Answer:
-        if plan.policy.bounded:
-            return not_expressible("a RotatingKVCache refuses to be quantised (NotImplementedError)")
-        return approximated(
-            f"kv_bits={BITS[str(plan.quantized)]}: of all tokens, in groups of 64 channels; none stays whole{plan.all_rounded}"
-        )
+        return not_expressible("a RotatingKVCache refuses to be quantised (NotImplementedError)")
 
     def text(self, plan: ExportPlan) -> str:
-        cache = f"[RotatingKVCache(max_size={plan.held}, keep={plan.num_first}) for _ in model.layers]"
-        if not self.evicts(plan):
-            cache = "[KVCache() for _ in model.layers]"
-        name = "RotatingKVCache" if self.evicts(plan) else "KVCache"
-        options = ", prefill_step_size=1" if self.evicts(plan) and plan.num_first else ""
-        if plan.quantized is not None and not self.evicts(plan):
-            options = f", kv_bits={BITS[plan.quantized]}, kv_group_size=64"
+        options = ", prefill_step_size=1" if plan.num_first else ""
         return f'''
 import sys
 
 from mlx_lm import load, stream_generate
-from mlx_lm.models.cache import {name}
+from mlx_lm.models.cache import RotatingKVCache
 
 
 def make_cache(model):
     """One cache for each layer; for models whose layers are all of attention over the whole text."""
-    return {cache}
+    return [RotatingKVCache(max_size={plan.held}, keep={plan.num_first}) for _ in model.layers]
 
 
 def main():
