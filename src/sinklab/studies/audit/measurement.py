@@ -124,7 +124,6 @@ def measure_audit(
     plan(progress, costs | {name: len(drawn) * section.cost for name, section in chosen.items() if section.cost})
     identity = check_identity(loaded.model, drawn)
     main = measuring.measure_main(*first, drawn, [name for name in probe_registry if name not in missing], say)
-    by_token = {part: finder.by_token(decoder(loaded)) for part, finder in main.finders.items()}
     conditions, tables, stopped, stopped_by = [main.condition], main.tables, "", None
     shown = drawn.take(slice(MAP_SAMPLES))
     maps = AttentionMaps(MAP_TILES, _longest(drawn) or 0)
@@ -142,7 +141,7 @@ def measure_audit(
         stopped, stopped_by = names([*left, *chosen]), _signal(signal)
 
     found = summarize(
-        loaded, conditions, by_token, drawn, threshold=threshold, reading=reading, normalized=main.session.normalized,
+        loaded, conditions, drawn, threshold=threshold, reading=reading, normalized=main.session.normalized,
         off_seam=main.session.off_seam, seed=seed, tier=main.session.tier, missing=missing,
     )  # fmt: skip
     summary: dict[str, Any] = to_json(found)
@@ -191,7 +190,6 @@ class _Pass:
     tables: list[pd.DataFrame]
     session: Session
     probes: list[Probe]
-    finders: dict[Part, SinkFinder]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -272,7 +270,7 @@ class _Measuring:
             windowed={part: finder.windowed() for part, finder in finders.items()},
             longest={part: finder.longest_sample for part, finder in finders.items()},
         )
-        return _Pass(condition, tables, probed.session, probes, finders)
+        return _Pass(condition, tables, probed.session, probes)
 
     def measure_main(
         self, source: Corpus, bos: bool, drawn: Samples, names: Sequence[str], say: Callable[[str], None]

@@ -49,7 +49,7 @@ class View:
     def rate(self, name: str) -> float | None:
         """The whole model's number under one definition of a sink rate, in percent, whatever unit the table has."""
         value, rows = self.numbers.whole("sink_rate", name, position=0), self.numbers.rows("sink_rate", name)
-        return None if value is None or rows is None else value if rows.unit == "percent" else 100 * value
+        return None if value is None or rows is None else value if rows["unit"].iloc[0] == "percent" else 100 * value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +243,7 @@ def head_data(audit: Audit) -> tuple[dict[str, Any], dict[str, str]]:
     """What the script needs for the sink map and the panel of a head, without the maps; and packed arrays by element id."""
     numbers, positions = audit.numbers, audit.num_positions
     candidates = candidates_of(audit)
-    exact = {sink.position for view in audit.views for sink in view.found.sink_positions}
+    exact = {place.position for view in audit.views for place in _listed(view) if place.position is not None}
     bins = bins_of(positions, exact | set(candidates.tolist()))  # no group has a candidate and another position
     blobs: dict[str, str] = {}
     arrays: dict[str, dict[str, Any]] = {}
@@ -316,7 +316,7 @@ def _head_numbers(audit: Audit) -> list[dict[str, Any]]:
             continue
         if unit == "unit":
             rows = audit.numbers.rows(probe, metric)
-            unit = rows.unit if rows and rows.unit != "fraction" else ""
+            unit = "" if rows is None or rows["unit"].iloc[0] == "fraction" else str(rows["unit"].iloc[0])
         if probe == "score_gap" or metric == "entropy_without_sink":
             note = f"{name}{'; ' if note else ''}{note}"
         listed.append({"label": label, "unit": unit, "note": note, "values": round_matrix(values)})
