@@ -69,7 +69,7 @@ class Numbers:
         frame = frame[frame["part"] == part] if part else frame
         keys = ["corpus", "bos", "probe", "metric"]
         self._rows: dict[tuple[CorpusAndBos, str, str], pd.DataFrame] = {
-            ((corpus, None if bos == ABSENT else int(bos)), probe, metric): rows
+            (("" if pd.isna(corpus) else corpus, None if bos == ABSENT else int(bos)), probe, metric): rows
             for (corpus, bos, probe, metric), rows in frame.groupby(keys, observed=True, dropna=False)
         }
         self.max_position = int(frame["key_position"].max()) if len(frame) else -1

@@ -110,11 +110,7 @@ def require_kind(run: Mapping[str, Any], folder: Path, *expected: str) -> str:
 
 
 def check_page(path: Path) -> None:
-    """Refuse to write a page where something else is.
-
-    Raises:
-        InputError: what is there is no page of ours.
-    """
+    """Refuse to write a page where something else is."""
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:2000]:
         raise InputError(f"{path} is no page of sinklab, and is not replaced; move it away")
 

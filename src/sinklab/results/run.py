@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import html
 import json
 import secrets
 import shutil
@@ -174,7 +173,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """In a notebook: the page in a frame if there is one, else the top of the summary as a table."""
-        from sinklab.results.html import framed
+        from sinklab.results.html import framed, html
 
         if self.page is not None and self.folder is not None:
             return framed(self.frame(self.folder) if self.frame else self.report().read_text(encoding="utf-8"))
@@ -184,16 +183,11 @@ class Result:
                 self.write(folder)
                 return framed(self.frame(folder) if self.frame else self.page(folder).read_text(encoding="utf-8"))
         if self.shows is not None:
-            from sinklab.results.html import html as rendered
-
-            return str(rendered(self.blocks()))
+            return str(html(self.blocks()))
         if not self.summary:
             return str(self.table._repr_html_())  # pandas has it for notebooks, untyped
-        values = {key: value for key, value in self.summary.items() if not isinstance(value, (dict, list))}
-        cells = "".join(
-            f"<tr><th>{html.escape(key)}</th><td>{html.escape(str(value))}</td></tr>" for key, value in values.items()
-        )
-        return f"<table>{cells}</table>"
+        values = [(key, str(value)) for key, value in self.summary.items() if not isinstance(value, (dict, list))]
+        return str(html([Facts(values)]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -278,9 +272,6 @@ class Run:
 
     _lock: FolderLock | None
 
-    goes_on = "go on with `resume`"
-    """How to go on with what a run has stored in its output directory, if the same command does not."""
-
     def __enter__(self) -> Self:
         if self.out is not None:
             self._check()
@@ -305,15 +296,14 @@ class Run:
         self._drawn.close()
         if self.out is None or self._lock is None:
             return
-        if self._lock.held:
-            stored = any(path.name != SETTINGS for path in self._store_folder(self.out).rglob("*") if path.is_file())
-            there = {path.relative_to(self.out).as_posix() for path in self.out.rglob("*")}
-            if error is not None and self.in_place and there == {STORE, f"{STORE}/{SETTINGS}"}:
-                shutil.rmtree(self.out)  # nothing that a run could go on with
-            clear(self.out)
-            if error is not None and stored and from_outside(error):
-                how = self.goes_on if self.in_place and not self.resume else "the same command goes on from there"
-                error.add_note(f"what was computed is kept in {self._store_folder(self.out)}: {how}")
+        stored = any(path.name != SETTINGS for path in self._store_folder(self.out).rglob("*") if path.is_file())
+        there = {path.relative_to(self.out).as_posix() for path in self.out.rglob("*")}
+        if error is not None and self.in_place and there == {STORE, f"{STORE}/{SETTINGS}"}:
+            shutil.rmtree(self.out)  # nothing that a run could go on with
+        clear(self.out)
+        if error is not None and stored and from_outside(error):
+            how = "go on with `resume`" if self.in_place and not self.resume else "the same command goes on from there"
+            error.add_note(f"what was computed is kept in {self._store_folder(self.out)}: {how}")
         self._lock.release()
 
     def _store_folder(self, out: Path) -> Path:
@@ -376,14 +366,12 @@ class Run:
         write = _Writer(table, summary, about, files)
         if self.out is None or self._lock is None:
             return result if page is None else dataclasses.replace(result, write=write)
-        self._lock.require()
         work = partial_folder(self.out) / "result"
         with placed(self.out):
             work.mkdir(parents=True, exist_ok=True)
             write(work)
             if page is not None:
                 page(work)
-            self._lock.require()
             if self.in_place:
                 put_among(work, self.out)
                 return result

@@ -20,9 +20,6 @@ from sinklab.results.blocks import Block, Facts, Heading
 if TYPE_CHECKING:
     from sinklab.policies.base import Policy
 
-IntegerChoice = Literal["auto", "none", "int8", "int4"]
-"""Integers of a cache, as they are asked for: those that were measured to cost little, or none, or these."""
-
 PAST_TRAINING = "past the trained length that can cost more than they gain (measure the policy with positions=original)"
 """What to know where keys keep the positions of the text although the policy has them in the cache."""
 
@@ -60,8 +57,6 @@ class ExportPlan:
         policy: the policy itself, which holds a bounded number of tokens.
         quantized: ``int8`` or ``int4`` for a cache of integers, else ``None``.
         found: sentences on what was measured, for the head of a file.
-        all_rounded: what the integers cost where no token stays whole, in words; empty where that was not measured.
-        all_missed: whether that is more than the limit by which they were chosen; engines that round all are given none.
     """
 
     model: str
@@ -70,8 +65,6 @@ class ExportPlan:
     policy: Policy
     quantized: str | None
     found: tuple[str, ...]
-    all_rounded: str = ""
-    all_missed: bool = False
 
     @property
     def label(self) -> str:
@@ -158,7 +151,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def text(self, plan: ExportPlan) -> str:
-        """The file without its head; integers are in it where :meth:`integers` can have them."""
+        """The file without its head."""
 
     @abc.abstractmethod
     def command(self, plan: ExportPlan) -> str:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import get_args
 
 from sinklab.errors import InputError, UnknownNameError
-from sinklab.policies.base import Policy, Positions, SlotPolicy
+from sinklab.policies.base import Policy, Positions
 from sinklab.registry import policies
 from sinklab.results.blocks import counted, interval
 from sinklab.results.sections import from_json
 from sinklab.results.table import read_run
 from sinklab.streaming.limits import require_integers
-from sinklab.studies.cache.found import INTEGER_MARGIN, Comparison, PolicyEntry, QuantizedEntry
-from sinklab.studies.export.base import Engine, ExportPlan, IntegerChoice, engines
+from sinklab.studies.cache.found import Comparison, PolicyEntry
+from sinklab.studies.export.base import Engine, ExportPlan, engines
 
 
 def comparison_of(folder: Path) -> Comparison:
@@ -32,13 +32,12 @@ def comparison_of(folder: Path) -> Comparison:
     return from_json(Comparison, comparison, folder / "summary.json")
 
 
-def plan_of(found: Comparison, policy: str | None = None, quantized: IntegerChoice = "auto") -> ExportPlan:
+def plan_of(found: Comparison, policy: str | None = None, quantized: str | None = None) -> ExportPlan:
     """A policy of a comparison, by default the recommended one.
 
     Args:
         policy: a row of the table by its label or its name, or ``name:setting=value`` for one that need not have been measured.
-        quantized: ``auto`` takes the fewest bits that change the loss by :data:`INTEGER_MARGIN` at most where that is
-            measured, with no token in full precision that the policy does not keep, or none.
+        quantized: ``int8`` or ``int4`` for a cache of integers.
 
     Raises:
         InputError: nothing was recommended; a name that stands for several rows, or for none; a policy that keeps everything.
@@ -50,28 +49,10 @@ def plan_of(found: Comparison, policy: str | None = None, quantized: IntegerChoi
     sentences = [_loss(found, entry)]
     if policy is None:
         sentences.append(found.recommendation)
-    ring = made if isinstance(made, SlotPolicy) and made.is_one_ring else None
-    measured = [
-        one
-        for one in found.quantized
-        # A token that was whole there and leaves here is another cache: it is kept whole because rounding it costs most.
-        if ring is not None and one.window is not None and set(one.positions) <= set(ring.pinned)
-    ]
-    kind: str | None = None if quantized == "none" else quantized
-    if kind == "auto":
-        kind = _cheapest(measured)
-    elif kind is not None:
+    if quantized is not None:
         require_integers(made)
-    all_rounded, all_missed = "", False
-    if kind is not None:
-        sentences.append(_integers(measured, kind))
-        unkept = [one for one in found.quantized if one.quantized == kind and not one.positions]
-        if unkept:
-            worst = max(unkept, key=lambda one: one.gap.most)
-            all_rounded = f", which on the grids of sinklab costs {interval(worst.gap, 4, '')} nats per token"
-            all_missed = quantized == "auto" and worst.gap.most > INTEGER_MARGIN
-    about = found.model, found.revision, bool(found.bos)
-    return ExportPlan(*about, made, kind, tuple(sentences), all_rounded, all_missed)
+        sentences.append(_integers(found, made, quantized))
+    return ExportPlan(found.model, found.revision, bool(found.bos), made, quantized, tuple(sentences))
 
 
 def _recommended(found: Comparison) -> tuple[Policy, PolicyEntry | None]:
@@ -123,19 +104,13 @@ def _loss(found: Comparison, entry: PolicyEntry | None) -> str:
     return f"Measured: {loss} nats per token, {texts} {'with' if found.bos else 'without'} BOS."
 
 
-def _cheapest(entries: list[QuantizedEntry]) -> str | None:
-    """The fewest bits that change the loss by no more than the margin in a bounded cache, up or down."""
-    for kind in ("int4", "int8"):
-        of_kind = [entry.gap.most for entry in entries if entry.quantized == kind]
-        if of_kind and max(of_kind) <= INTEGER_MARGIN:
-            return kind
-    return None
-
-
-def _integers(entries: list[QuantizedEntry], kind: str) -> str:
-    entry = next((entry for entry in entries if entry.quantized == kind), None)
-    if entry is None:
+def _integers(found: Comparison, policy: Policy, kind: str) -> str:
+    """What integers cost with as few tokens whole; one that leaves the policy is kept whole because rounding it costs most."""
+    pinned = set(getattr(policy, "pinned", ()))
+    measured = [one for one in found.quantized if one.quantized == kind and one.window and set(one.positions) <= pinned]
+    if not measured:
         return f"What {kind} costs was not measured."
+    entry = measured[0]
     return (
         f"{kind} costs {interval(entry.gap, 4, '')} nats per token in a cache of {entry.window:,} tokens, in full precision: "
         f"{entry.whole}."

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
-from sinklab.studies.export.base import IntegerChoice
+
+Integers = Literal["int8", "int4"]
 
 
 @command
 def export(
-    run: Path, *, to: Sequence[str], policy: str | None = None, quantized: IntegerChoice = "auto", out: Path | None = None
+    run: Path, *, to: Sequence[str], policy: str | None = None, quantized: Integers | None = None, out: Path | None = None
 ) -> Listing:
     """Write the cache policy that a run has chosen as flags or a script for another engine; nothing is measured.
 
@@ -24,7 +26,7 @@ def export(
         run: Output directory of 'sinklab cache', or of an audit with its section on policies.
         to: kvpress, llama.cpp, mlx-lm, transformers.
         policy: A row of the run's table by its name or label, or name:setting=value; by default the recommended one.
-        quantized: Quantise the cache; auto takes the fewest bits that changed the loss by 0.02 nats at most in the run.
+        quantized: Quantise the cache, int8 or int4; what that costs 'sinklab cache --quantized' measures.
         out: Directory for the files; by default export inside RUN. Files of the same names are replaced.
 
     Raises:

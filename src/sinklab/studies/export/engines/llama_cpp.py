@@ -62,17 +62,15 @@ class LlamaCpp(Engine):
         return not_expressible("the shift rotates keys to their new places in the context")
 
     def integers(self, plan: ExportPlan) -> Answer:
-        if plan.all_missed:
-            return not_expressible(f"left out: it rounds all tokens{plan.all_rounded}, more than the limit")
         kind = TYPES[str(plan.quantized)]
         return approximated(
             f"--cache-type-k {kind} --cache-type-v {kind}: of all tokens, in blocks of 32 numbers; none stays "
-            f"whole{plan.all_rounded}, and keys are rounded again at every shift"
+            "whole, and keys are rounded again at every shift"
         )
 
     def text(self, plan: ExportPlan) -> str:
         flags = ["--parallel 1", f"--ctx-size {_context(plan)}", f"--keep {_kept(plan)}", "--context-shift"]
-        if plan.quantized is not None and not plan.all_missed:
+        if plan.quantized is not None:
             kind = TYPES[plan.quantized]
             flags += ["--flash-attn on", f"--cache-type-k {kind}", f"--cache-type-v {kind}"]
         lines = ['exec llama-server --model "${1:?the first argument is the model as a GGUF file}"', *flags]
