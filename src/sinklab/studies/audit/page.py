@@ -17,7 +17,6 @@ from sinklab.report.maps import (
     add_maps,
     bins_of,
     pack_unsigned,
-    picture_data,
     pool_positions,
     read_maps,
     round_list,
@@ -176,7 +175,6 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         "facts": facts_of(audit.run),
     }
     data, blobs = head_data(audit)
-    context["pictures"] = data["pictures"] = picture_data(audit.folder)
     data.update(page="report", figures=figures)
     if audit.maps is not None:
         spent = len(json_text(data).encode()) + sum(map(len, blobs.values())) + _map_overhead(audit.maps) + _RESERVE
