@@ -142,9 +142,6 @@ def _shown(value: object, before: str = "") -> str:
     return repr(value) if isinstance(value, (str, int, float, type(None))) else f"{before}{type(value).__name__}"
 
 
-BYTES_OF_NUMBER = 36
-"""Of an integer in a list: an object of Python, and the pointer to it."""
-
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 

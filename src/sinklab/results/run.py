@@ -190,24 +190,22 @@ class Result:
         return str(html([Facts(values)]))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Writer:
-    """Writes what the folder of a run holds besides its page; no function inside of one, so that a result can be pickled."""
+def _write(
+    table: pd.DataFrame,
+    summary: Mapping[str, object] | None,
+    about: Mapping[str, object],
+    files: Callable[[Path], None] | None,
+    folder: Path,
+) -> None:
+    """Write what the folder of a run holds besides its page."""
+    from sinklab.results.table import write_json, write_table
 
-    table: pd.DataFrame
-    summary: Mapping[str, object] | None
-    about: Mapping[str, object]
-    files: Callable[[Path], None] | None
-
-    def __call__(self, folder: Path) -> None:
-        from sinklab.results.table import write_json, write_table
-
-        write_table(self.table, folder / "table.parquet")
-        if self.summary is not None:
-            write_json(self.summary, folder / "summary.json")
-        write_json(self.about, folder / "run.json")
-        if self.files is not None:
-            self.files(folder)
+    write_table(table, folder / "table.parquet")
+    if summary is not None:
+        write_json(summary, folder / "summary.json")
+    write_json(about, folder / "run.json")
+    if files is not None:
+        files(folder)
 
 
 class Run:
@@ -263,19 +261,17 @@ class Run:
         self.out = None if out is None else Path(out)
         self.overwrite, self.resume, self.in_place = overwrite, bool(resume), resume is not None
         self.id, self.progress, self._drawn = new_run_id(), progress or silent, contextlib.ExitStack()
-        self._started, self._lock, self._watched = time.time(), None, progress is not None
+        self._started, self._watched = time.time(), progress is not None
+        self._lock: FolderLock | None = None
         if overwrite and resume:
             raise ConfigurationError("`overwrite` begins anew and `resume` goes on; give one of them")
         if out is None and (overwrite or resume):
             name = "overwrite" if overwrite else "resume"
             raise ConfigurationError(f"`{name}` is about an output directory; give one with `out`")
 
-    _lock: FolderLock | None
-
     def __enter__(self) -> Self:
         if self.out is not None:
             self._check()
-        if self.out is not None:
             self._lock = FolderLock(self.out)
             try:
                 clear(self.out)
@@ -363,7 +359,7 @@ class Run:
         }
         result = Result(dict(summary or {}), table, about, self.out, display, page, frame=frame, shows=show)
 
-        write = _Writer(table, summary, about, files)
+        write = functools.partial(_write, table, summary, about, files)  # a result can be pickled
         if self.out is None or self._lock is None:
             return result if page is None else dataclasses.replace(result, write=write)
         work = partial_folder(self.out) / "result"
@@ -421,15 +417,11 @@ class Run:
                 f"output directory {self.out} holds a run of {plan['kind']}, not of {self.kind}; choose another with `out`"
             )
         earlier, wanted = plan["settings"], json.loads(json.dumps(self.settings))
-        changed = [
-            f"{name} was {earlier.get(name)!r}, is {wanted.get(name)!r}"
-            for name in {**wanted, **earlier}
-            if earlier.get(name) != wanted.get(name)
-        ]
-        if changed:
+        differing = [name for name in {**wanted, **earlier} if earlier.get(name) != wanted.get(name)]
+        if differing:
+            changed = "; ".join(f"{name} was {earlier.get(name)!r}, is {wanted.get(name)!r}" for name in differing)
             raise ConfigurationError(
-                f"the run in {self.out} has other settings: {'; '.join(changed)}. Resume it with its own, or choose another "
-                "with `out`"
+                f"the run in {self.out} has other settings: {changed}. Resume it with its own, or choose another with `out`"
             )
 
     def _plan(self) -> dict[str, Any] | None:

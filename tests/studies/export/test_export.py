@@ -136,22 +136,12 @@ def test_the_script_names_the_model(model):
     assert ast.literal_eval(named["MODEL"]) == model
 
 
-def test_mlx_and_kvpress_hold_as_many():
-    spec = "sink_window:num_sinks=4,window=15"
-    mlx, press = (exported(engines()[name], plan(spec)).text for name in ("mlx-lm", "kvpress"))
-    # RotatingKVCache counts the token at hand; a press cuts behind it.
-    assert "RotatingKVCache(max_size=20, keep=4)" in mlx
-    assert "prompt_cache=cache, prefill_step_size=1" in mlx
+def test_kvpress_cuts_behind_the_token_at_hand():
+    press = exported(engines()["kvpress"], plan("sink_window:num_sinks=4,window=15")).text
     assert "target_size=19" in press
     assert "n_sink=4" in press
-    assert answers("mlx-lm", spec, "int4")["integers"] == "not expressible"
-    # A plain window keeps no first tokens that the mask of a piece of a prompt could hide.
-    window = exported(engines()["mlx-lm"], plan("window:window=19"))
-    assert "RotatingKVCache(max_size=20, keep=0)" in window.text
-    assert "prefill_step_size" not in window.text
-    assert "from its later ones" not in window.text
-    assert answers("mlx-lm", spec)["positions"] == "not expressible"
-    assert answers("mlx-lm", f"{spec},positions=original")["positions"] == "expressed"
+    assert answers("kvpress", "sink_window:num_sinks=4,window=15")["positions"] == "not expressible"
+    assert answers("kvpress", "sink_window:num_sinks=4,window=15,positions=original")["positions"] == "expressed"
 
 
 # --- a finished comparison -------------------------------------------------------------------------------------------------
@@ -257,12 +247,12 @@ def test_what_integers_cost_is_said_where_the_policy_keeps_what_was_whole(num_si
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--to", "vllm"], "no engine is called 'vllm'. Known: kvpress, llama.cpp, mlx-lm, transformers"),
-        (["--to", "mlx-lm", "--policy", "recompute"], "mlx-lm cannot do recompute 16, every 2: it has no such rule"),
-        (["--to", "mlx-lm", "--policy", "sink_window"], "--policy 'sink_window' stands for 2 rows"),
-        (["--to", "mlx-lm", "--policy", "blocks"], "--policy 'blocks' is no row of this comparison"),
-        (["--to", "mlx-lm", "--policy", "full"], "policy 'full' keeps everything, as every engine does by itself"),
-        (["--to", "mlx-lm", "--policy", "widow:window=3"], "no policy is called 'widow'. Did you mean 'window'"),
+        (["--to", "vllm"], "no engine is called 'vllm'. Known: kvpress, llama.cpp, transformers"),
+        (["--to", "kvpress", "--policy", "recompute"], "kvpress cannot do recompute 16, every 2: it has no such rule"),
+        (["--to", "kvpress", "--policy", "sink_window"], "--policy 'sink_window' stands for 2 rows"),
+        (["--to", "kvpress", "--policy", "blocks"], "--policy 'blocks' is no row of this comparison"),
+        (["--to", "kvpress", "--policy", "full"], "policy 'full' keeps everything, as every engine does by itself"),
+        (["--to", "kvpress", "--policy", "widow:window=3"], "no policy is called 'widow'. Did you mean 'window'"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(finished, tmp_path, arguments, message):
