@@ -213,11 +213,6 @@ class TestShow:
         kept = json.loads(DEFINITIONS.read_text(encoding="utf-8"))
         assert kept == json.loads(json.dumps(definitions())), "run: make docs"
 
-    def test_a_plugin_and_a_metric_of_one_name_are_both_shown(self):
-        probe, metric = json.loads(run("show", "sink_rate", "--json").stdout)
-        assert (probe["kind"], metric["kind"], metric["metrics"][0]["name"]) == ("probe", "metric", "sink_rate")
-        assert "\n\nsink_rate (metric, version 1)\n" in run("show", "sink_rate").stdout
-
     @pytest.mark.parametrize(("plural", "name"), [(plural, name) for plural in KINDS for name in KINDS[plural]])
     def test_every_plugin(self, plural, name):
         record = next(record.to_dict() for record in describe(name) if record.kind == KINDS[plural].kind)
