@@ -45,10 +45,7 @@ LINES: dict[str, Sequence[str]] = {
     "origin": ("origin llama --corpus random_tokens --samples 3 --seq-len 12 --controls 1 --out origin",),
     "fold": ("fold softmax --corpus random_tokens --samples 2 --seq-len 12 --out fold",),
     "depend": ("depend llama --task long_text:corpus=random_tokens --window 16 --sinks 4 --items 2 --out depend",),
-    "trigger": (
-        "trigger --operation softmax --seeds 0 --cap 5 --samples 20 --out trigger",
-        "trigger --task retrieval --operation softmax --seeds 0 --cap 5 --samples 20 --out retrieval",
-    ),
+    "trigger": ("trigger --operation softmax --seeds 0 --cap 5 --samples 20 --out trigger",),
     "pretrain": (
         f"pretrain tiny {STEPS} --set training.gradient_checkpointing=true --out pretrain",
         f"pretrain tiny {STEPS} --set training.gradient_checkpointing=true --out pretrain --resume",

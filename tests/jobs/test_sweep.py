@@ -29,11 +29,10 @@ from sinklab.jobs.grid import make_cells, parse_grid
 from sinklab.jobs.processes import REFUSED, Watch, last_line, run_processes, serve
 from sinklab.results.folder import FolderLock
 from sinklab.results.table import read_run, read_table, write_json
-from sinklab.sinks.short_rows import few_queries_warning, short_documents_warning, short_rows_warning
+from sinklab.sinks.short_rows import few_queries_warning, short_rows_warning
 from sinklab.studies.arguments import parse_seeds
 from sinklab.training import process
 from sinklab.training.config import PretrainingConfig
-from sinklab.training.rows import TextRows
 
 RATE = "optimizer.learning_rate"
 
@@ -424,21 +423,6 @@ def test_a_window_in_which_an_even_head_passes_for_a_sink_is_said(swept):
     assert "does not compare with that of other windows" in few_queries_warning(64, 16, 0.3)
     assert few_queries_warning(64, 32, 0.3) == few_queries_warning(64, None, 0.3) == ""
     assert few_queries_warning(8, 64, 0.3) == short_rows_warning(8, 0.3) != ""
-
-
-def test_documents_in_which_an_even_head_passes_for_a_sink_are_said():
-    """Of five documents those of four and nine tokens: H(9) / 9 is 0.314, H(10) / 10 is 0.293."""
-    positions = torch.tensor([[*range(4), *range(9), *range(12)], [*range(10), *range(15)]])
-    rows = TextRows(torch.zeros_like(positions), positions)
-    assert rows.lengths == [4, 9, 12, 10, 15]
-    assert TextRows(rows.ids).lengths == [25, 25]
-    assert short_documents_warning(rows.lengths, 0.3) == (
-        "Of the 5 documents in the rows that are watched 2 are so short that a head which looks at all keys alike gives the "
-        "first token more than 0.3 of its attention: such a head has a sink rate of 40.00 % there; from 10 tokens on it does "
-        "not."
-    )
-    assert " 1 is so short " in short_documents_warning([9, 10], 0.3)
-    assert short_documents_warning([10, 25], 0.3) == short_documents_warning([1, 2], 1.0) == ""
 
 
 def test_numbers_that_do_not_compare_between_cells_are_named(swept):

@@ -138,7 +138,6 @@ VARIANTS = {
     "sink_logit": ["model.operation.name=sink_logit"],
     "sigma_reparam": ["model.operation.name=sigma_reparam"],
     "untied": ["model.tie_word_embeddings=false"],
-    "isolated": ["data.packing=isolated"],
     **{name: [f"optimizer.name={name}", "optimizer.learning_rate=1e-3"] for name in ("adam", "rmsprop", "sgd")},
     "bfloat16": ["training.dtype=bfloat16"],
     "muon": ["optimizer.name=muon"],

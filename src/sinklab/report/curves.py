@@ -44,7 +44,7 @@ MOST_LAYERS = 8
 SHARE_OF_QUERIES = 0.5
 """The mean weight on a key that few queries see is large by chance; positions that fewer than this share see are no sinks."""
 
-MEASURED_BY = {"watch": ("threshold", "window", "seq_len", "samples", "bos"), "data": ("corpus", "tokenizer", "bos", "packing")}
+MEASURED_BY = {"watch": ("threshold", "window", "seq_len", "samples"), "data": ("corpus", "tokenizer", "bos")}
 """Settings that decide how a rate is taken, and of which tokens a loss is."""
 
 WIDTH = 46

@@ -345,18 +345,16 @@ def _row(metric: Metric, value: SupportsFloat, count: int = 1) -> Row:
 def held_out_loss(model: PreTrainedModel, rows: Dataset) -> tuple[float, int]:
     """Mean next-token loss in nats over a map-style dataset of rows, and the number of predicted tokens.
 
-    Every token counts once, however rows are batched; labels of -100 and those inside the prefix of a prefix LM do not.
+    Every token counts once, however rows are batched; those inside the prefix of a prefix LM do not.
     """
     total, count = 0.0, 0
     prefix = getattr(model.config, "prefix_length", 0)
     per_forward = max(1, TOKENS_PER_FORWARD // len(rows[0]["input_ids"]))
     for start in range(0, len(rows), per_forward):  # type: ignore[arg-type]
         batch = stack([rows[index] for index in range(start, min(start + per_forward, len(rows)))])  # type: ignore[arg-type]
-        labels: Tensor = batch.pop("labels").to(model.device)
-        if prefix:
-            inside = batch["position_ids"] if "position_ids" in batch else torch.arange(labels.shape[1])[None]
-            labels.masked_fill_((inside < prefix).to(labels.device), IGNORED)
-        logits = model(**{name: tensor.to(model.device) for name, tensor in batch.items()}, use_cache=False).logits
+        labels: Tensor = batch["labels"].to(model.device)
+        labels[:, :prefix] = IGNORED
+        logits = model(input_ids=batch["input_ids"].to(model.device), use_cache=False).logits
         targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         total += cross_entropies(logits, targets).sum().item()
         count += int((targets != IGNORED).sum())

@@ -193,9 +193,6 @@ class PretrainingTrainer(Trainer):
         self.saving_seconds = 0.0
         self._staged: Path | None = None
         super().__init__(data_collator=stack, **arguments)
-        # A prefix model says no, since its targets are not all labels. Of isolated documents the labels leave the prefix out,
-        # and micro-batches differ in how many targets they have, so that the mean of their means is not that of the batch.
-        self.model_accepts_loss_kwargs |= config.data.packing == "isolated"
 
     optimizer: torch.optim.Optimizer | None  # transformers sets both in its __init__, without saying so
     lr_scheduler: LRScheduler | None

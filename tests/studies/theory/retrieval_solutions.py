@@ -1,4 +1,4 @@
-"""Weights of one head that solve key-query retrieval: undivided ReLU exactly, without a sink, softmax with one."""
+"""Key-query retrieval at a trigger, and weights of one head that solve it: undivided ReLU without a sink, softmax with one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,81 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sinklab.studies.theory.retrieval_task import BOS, CONTENT, FIRST_KEY, TRIGGER, RetrievalTarget
+BOS, TRIGGER, CONTENT, FIRST_KEY = 0, 1, 2, 3
+"""Coordinates that mark the three kinds of token, and the first of the keys; values stand behind the keys."""
+
+RetrievalTarget = Literal["value", "token"]
+"""What the trigger answers: the value of the token that it asks for, or the token as it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalBatch:
+    """Sequences with one trigger each.
+
+    Attributes:
+        inputs: ``(batch, length, width)``.
+        targets: same shape: what was asked for at the trigger, 0 elsewhere.
+        positions: int64 ``(batch,)``: where the trigger stands, 0-based.
+        asked: int64 ``(batch,)``: where the token stands that it asks for.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    positions: Tensor
+    asked: Tensor
+
+    @property
+    def is_trigger(self) -> Tensor:
+        """Boolean ``(batch, length)``."""
+        return torch.arange(self.inputs.shape[1], device=self.inputs.device) == self.positions[:, None]
+
+
+def retrieval_batch(
+    batch: int,
+    length: int,
+    keys: int,
+    values: int,
+    generator: torch.Generator | None = None,
+    position: int | None = None,
+    target: RetrievalTarget = "value",
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> RetrievalBatch:
+    """Draw sequences of the task.
+
+    Args:
+        batch: number of sequences, at least 1.
+        length: tokens of a sequence with BOS, at least 4.
+        keys: number of keys, at least ``length - 2``, so that content tokens can have different ones.
+        values: coordinates of a value, at least 1. A token has ``3 + keys + values`` coordinates.
+        generator: on the CPU; the global one by default.
+        position: 0-based place of the trigger in all sequences; by default uniform on ``2 … length - 1``.
+        target: see :data:`RetrievalTarget`.
+    """
+    positions = torch.full((batch,), 0 if position is None else position)
+    if position is None:
+        positions = torch.randint(2, length, (batch,), generator=generator)
+    rows, width, first_value = torch.arange(batch), FIRST_KEY + keys + values, FIRST_KEY + keys
+    inputs = torch.zeros(batch, length, width, dtype=dtype)
+    inputs[:, 0, BOS] = 1
+    inputs[:, 1:, CONTENT] = 1
+    # The order of random numbers is a random order of the keys, of which each place takes one.
+    order = torch.rand(batch, keys, generator=generator).argsort(dim=1)[:, : length - 2]
+    # The trigger has no key of its own: behind it places are one ahead of keys.
+    places = torch.arange(1, length)
+    which = (places - 1 - (places > positions[:, None]).long()).clamp(max=length - 3)
+    inputs[:, 1:, FIRST_KEY:first_value] = torch.nn.functional.one_hot(order.gather(1, which), keys).to(dtype)
+    inputs[:, 1:, first_value:] = 2 * torch.rand(batch, length - 1, values, generator=generator, dtype=dtype) - 1
+    # A place among those before the trigger, BOS left out.
+    answers = 1 + (torch.rand(batch, generator=generator) * (positions - 1)).long()
+    inputs[rows, positions] = 0
+    inputs[rows, positions, TRIGGER] = 1
+    inputs[rows, positions, FIRST_KEY:first_value] = inputs[rows, answers, FIRST_KEY:first_value]
+    targets = torch.zeros_like(inputs)
+    targets[rows, positions] = inputs[rows, answers]
+    if target == "value":
+        targets[..., :first_value] = 0
+    return RetrievalBatch(inputs, targets, positions, answers)
 
 
 @dataclasses.dataclass(frozen=True)
