@@ -99,14 +99,7 @@ def _commit() -> str | None:
 
 
 def require_function(name: str, value: object, of: str) -> None:
-    """Refuse what is neither a function nor ``None``, such as a truth value in place of what follows the progress of a run.
-
-    Args:
-        of: what it is called with, in words.
-
-    Raises:
-        ConfigurationError: it is neither.
-    """
+    """Refuse what is neither a function nor ``None``; ``of`` says in words what it is called with."""
     if value is not None and not callable(value):
         raise ConfigurationError(f"{name} is {_shown(value, 'of ')}; expected a function of {of}")
 
@@ -149,15 +142,9 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 def require_memory(needed: int, what: str) -> None:
     """Refuse what needs more memory than the machine has in all, whatever else is running.
 
-    A lower bound will do: what lies between it and what is free at the moment is left to the allocator, whose error the
-    command line prints as one line too.
-
     Args:
-        needed: bytes on the CPU, an exact integer however large.
+        needed: bytes on the CPU at least, an exact integer however large.
         what: what asks for them, with its value: ``"`keys` 4294967296"``.
-
-    Raises:
-        ConfigurationError: the machine has less; the message has both numbers.
     """
     there = machine_memory()
     if needed > there:
