@@ -11,22 +11,12 @@ import resource
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, Protocol
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.version import __version__
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow")
-
-
-class Environment(TypedDict):
-    """What ``run.json`` says of the machine and the software."""
-
-    versions: dict[str, str]
-    commit: str | None
-    hardware: dict[str, str | int | None]
-    dtype: str
-    gguf: NotRequired[dict[str, object]]
 
 
 class Placed(Protocol):
@@ -52,7 +42,7 @@ def installed(names: Iterable[str] = PACKAGES) -> dict[str, str]:
     return versions
 
 
-def environment(placed: Placed | None = None) -> Environment:
+def environment(placed: Placed | None = None) -> dict[str, Any]:
     """Versions, commit, hardware and dtype, and of which GGUF file the weights are.
 
     Args:
@@ -62,7 +52,7 @@ def environment(placed: Placed | None = None) -> Environment:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if placed is None else placed.device
     dtype = torch.float32 if placed is None else placed.dtype
-    found: Environment = {
+    found: dict[str, Any] = {
         "versions": installed(),
         "commit": _commit(),
         "hardware": {
