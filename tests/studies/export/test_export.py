@@ -25,9 +25,7 @@ OPTIONS = {
         "--cache-type-k", "--cache-type-v",
     },
 }  # fmt: skip
-VALUES = {
-    "--cache-type-k": {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"},
-}
+VALUES = {"--cache-type-k": {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"}}
 SPECS = [
     "window:window=20", "sink_window:num_sinks=4,window=60", "sink_window:num_sinks=1,window=7,positions=original",
     "pinned:pinned=[0,3],window=40", "pinned:pinned=[0,300],window=20", "recompute",

@@ -11,12 +11,7 @@ from sinklab.studies.arguments import OverwriteFile, command
 
 
 @command
-def plot(
-    folders: list[Path],
-    *,
-    out: Path | None = None,
-    overwrite: OverwriteFile = False,
-) -> Path:
+def plot(folders: list[Path], *, out: Path | None = None, overwrite: OverwriteFile = False) -> Path:
     """Draw loss, sink rate and loss gap over steps and per layer, and heat maps of heads and positions over time.
 
     Works while a run is still training; needs only the tables, no model. Cells of a sweep without numbers yet are listed, and
