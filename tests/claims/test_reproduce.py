@@ -389,14 +389,6 @@ def test_the_same_weights_are_measured_anew_under_another_configuration_or_token
     assert len(here) == 4
 
 
-def test_one_model_on_one_text_under_two_names_is_refused(here, llama, text, tmp_path):
-    copied = tmp_path / "copied"
-    shutil.copytree(llama, copied)
-    with pytest.raises(ConfigurationError, match="`models` one and two are one model on one text, which would count as two"):
-        reproduce_on([f"one={llama}", f"two={copied}"], [FAST], corpora=[str(text)], out=tmp_path / "out")
-    assert not here
-
-
 def test_models_against_claims_are_kept_under_their_public_names(here, llama, checkpoint, vit, text, tmp_path):
     models = [f"nobody/llama={llama}", f"nobody/vit={vit}"]
     about, told = {"corpora": [str(text)], "out": tmp_path / "out"}, []

@@ -80,7 +80,7 @@ TRAIN_LOSS = Metric("train_loss", "nats", "Mean training loss of the steps since
 HELD_OUT_LOSS = Metric(
     "held_out_loss", "nats", "Mean next-token loss over the held-out rows, float32; count is the number of predicted tokens."
 )
-LEARNING_RATE = Metric("learning_rate", "1", "Learning rate of the step (under muon: of the matrices).")
+LEARNING_RATE = Metric("learning_rate", "1", "Learning rate of the step.")
 GRADIENT_NORM = Metric("gradient_norm", "norm", "L2 norm of all gradients of the step, before clipping.")
 TOKENS_PER_SECOND = Metric(
     "tokens_per_second",
