@@ -208,7 +208,7 @@ def test_what_cannot_be_run_is_refused(
     [
         ({"parts": ()}, "has no parts"),
         ({"reference": "somebody said so"}, "names no 'arXiv NNNN.NNNNN'"),
-        ({"measure": None}, "has neither variants nor measure"),
+        ({"measure": None}, "has no variants, no measure and no checkpoint"),
         ({"costs": {}}, "has no costs"),
         ({"bases": ("bos", "bos")}, "bases are bos, bos; expected one or more of bos, no-bos, each once"),
         ({"bases": ("no-bos", "bos")}, "measures by itself, which no base decides, and names several bases"),
