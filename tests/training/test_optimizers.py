@@ -1,6 +1,5 @@
 """Optimisers and schedules: what each parameter gets, against torch's own arithmetic, and rates by hand."""
 
-
 import pytest
 import torch
 from tests.conftest import make_sinklm

@@ -69,8 +69,6 @@ class TestVerdicts:
         (found,) = depend(loaded, [task], window=180, sinks=(4,), items=12).summary["tasks"]
         assert found["verdict"] == "undecided"  # 12 items without an exception leave 3/12 on either side
         assert found["difference"]["mean"] == 0.0
-        lengths = {row["policy"]: row["effective_length"] for row in found["policies"]}
-        assert lengths == {"0+180": 166, "4+176": 166, "full": 270, "0+1": 0}
         beyond = {name: [point["mean"] for point in curve if point["at"] > 180] for name, curve in found["curves"].items()}
         assert max(beyond["4+176"]) < 0.6
         assert min(beyond["full"]) == 1.0
@@ -105,7 +103,6 @@ class TestVerdicts:
         (found,) = depend(loaded, ["passkey"], **{**QUICK, "window": 100}).summary["tasks"]
         assert found["verdict"] == "undecided"
         assert "not shown to be above chance" in found["reason"]
-        assert {row["effective_length"] for row in found["policies"]} == {None}
 
 
 @pytest.fixture(scope="module")

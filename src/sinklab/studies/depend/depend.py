@@ -38,7 +38,7 @@ def depend(
     """Test which scores depend on the sink: every task under several caches, with paired intervals and a verdict.
 
     Scores are those of lm-evaluation-harness (sinklab[evaluation]), each read through the cache. Gives for each task a table, a
-    verdict (yes, no, undecided) and an index of dependence, and up to which length context helps under each policy.
+    verdict (yes, no, undecided) and an index of dependence, and the score by distance or context under each policy.
 
     The verdict compares two caches of the same size, one with sinks and one without, on the questions that are asked after the
     cache is full and whose fact both still hold. yes: the score is better with sinks by more than the task's minimal effect
