@@ -25,7 +25,6 @@ from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.gu2024_laws import measure, of_checkpoint
 from sinklab_claims.gu2024_models import LENGTHS as ROW_LENGTHS
 from sinklab_claims.gu2024_models import OTHERS, THRESHOLDS, USUAL, SameOrder, folded, rates
-from sinklab_claims.gu2024_pretraining import ExcessOfOldest, excess_weights
 from sinklab_claims.numbers.attention import carried
 from sinklab_claims.verdict.rule import judge, judge_model
 from sinklab_claims.yona2025 import COUNT, false_sinks
@@ -293,34 +292,7 @@ def test_rates_of_a_sink_of_known_weight():
     assert numbers["change_with_length"] == max(at_usual) - min(at_usual)
 
 
-# --- windows, random tokens, and what is carried ------------------------------------------------------------------------------
-
-
-def test_excess_of_weights_by_hand():
-    """A window of 2 and three queries. Head 1 looks at the oldest key that it sees, head 2 at all evenly, head 3 at itself."""
-    oldest = [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
-    even = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
-    own = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
-    for heads, expected in (([oldest], 1.0), ([even], 0.0), ([own], -1.0), ([oldest, even], 0.5)):
-        weights = torch.tensor(heads)[None]
-        watcher = ExcessOfOldest(window=2)
-        call = SimpleNamespace(
-            weights=lambda start, stop, weights=weights: weights[:, :, start:stop],
-            blocks=lambda: [(0, 2), (2, 3)],  # the last query is in a block of its own
-        )
-        watcher.update(call, None)
-        assert watcher.by_query[0][1:].tolist() == [expected, expected]
-
-
-def test_a_model_that_attends_evenly_has_no_excess():
-    model = model_like(window=8, num_hidden_layers=2)
-    for name, weight in model.named_parameters():
-        if "q_proj" in name:
-            weight.data.zero_()
-    # Float32 weights of at most 1, off by a few units of 6e-8, over 1 - 1/n of at least a half.
-    none = pytest.approx(0, abs=1e-6)
-    assert excess_weights(read_like(model, drawn_rows(8))) == {"excess_of_first": none, "excess_inside": none}
-    assert excess_weights(read_like(model_like(window=1), drawn_rows(8))) == {}
+# --- random tokens, and what is carried -------- ------------------------------------------------------------------------------
 
 
 def test_sinks_are_measured_on_rows_with_random_tokens_where_the_training_had_them(monkeypatch):
