@@ -67,7 +67,7 @@ def test_the_card_of_depend(checkpoint, tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
     tasks = f"long_text:contexts=[1.0,2.0],corpus={book},passkey:distances=[]"
-    settings = ["--window", "70", "--policies", "full", "--items", "3"]
+    settings = ["--window", "70", "--items", "3"]
     run("depend", checkpoint, "--task", tasks, *settings, "--out", tmp_path / "first")
     text = run("card", tmp_path / "first").stdout
     first = read_run(tmp_path / "first", "summary.json")
