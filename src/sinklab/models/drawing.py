@@ -177,7 +177,7 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
     two_sided = kind == "text" and is_two_sided(loaded.model)
     if not corpus.kinds & ({"text", "pairs"} if two_sided else {kind}):
         held = " or ".join(HELD[known] for known in sorted(corpus.kinds))
-        advice = {"image": "a folder of pictures, a dataset with a column of images, or photographs"}
+        advice = {"image": "a folder of pictures, or photographs"}
         advice |= {"audio": "a folder of wav files, or chirps"}
         raise InputError(
             f"{type(loaded.model).__name__} reads {HELD[kind]}, and corpus {corpus.label!r} holds {held}; give "
