@@ -242,26 +242,6 @@ def test_json_is_the_runs():
     assert first["bos_weight_min"] == first["head_bos_weight_min"][layer][head]
 
 
-def test_retrieval(tmp_path):
-    out = tmp_path / "out"
-    lines = run("trigger", "--task", "retrieval", "--cap", 3, "--seeds", "0..1", "--out", out).stdout.splitlines()
-    assert [line.split()[:5] for line in lines[1:5]] == [
-        [name, seed, "3,", "did", "not"] for name in ("softmax", "relu:power=0") for seed in "01"
-    ]
-    table = read_table(out / "table.parquet")
-    # Next to untrained, scores are about 0 and rows uniform: BOS has 1/2, 1/3, … of the tokens before the trigger at 7.
-    expected = sum(1 / (query + 1) for query in range(1, 7)) / 6
-    chosen = table[(table["metric"] == "before_bos_mean") & (table["operation"] == "softmax")]["value"]
-    assert chosen.tolist() == pytest.approx([expected, expected], abs=1e-2)
-    config = read_run(out)["config"]
-    assert (config["task"], config["target"]) == ("retrieval", "value")
-    assert {path.name for path in out.iterdir()} == {"table.parquet", "summary.json", "store", "run.json"}
-    last = json.loads(run("trigger", "--task", "retrieval", "--position", 15, "--cap", 1, "--seeds", 0, "--json").stdout)[
-        "runs"
-    ][0]
-    assert last["behind_bos_mean"] is None  # nothing stands behind a trigger at the end
-
-
 def test_anyway_trains_what_cannot_be():
     (entry,) = json.loads(run("trigger", "--operation", "sigmoid", "--anyway", "--cap", 2, "--seeds", 0, "--json").stdout)[
         "runs"
@@ -269,7 +249,6 @@ def test_anyway_trains_what_cannot_be():
     assert (entry["operation"], entry["outcome"], entry["bos_weight_bound"]) == ("sigmoid", "cap", None)
 
 
-RETRIEVAL = ["--task", "retrieval"]
 GIVEN = {"cache": CACHE, "causes": CAUSES}
 """Of a command what is right beside the mistake."""
 
@@ -310,11 +289,6 @@ GIVEN = {"cache": CACHE, "causes": CAUSES}
         ("trigger", ["--resume"], "--resume is about an output directory; give one with --out"),
         ("trigger", ["--operation", "sigmoid"], "operation 'sigmoid' cannot do the task: each weight depends on its own score"),
         ("trigger", ["--no-bos", "--operation", "softmax"], "without BOS there is no token that could carry nothing"),
-        ("trigger", ["--keys", "9"], "--keys 9 is an option of the other task"),
-        ("trigger", [*RETRIEVAL, "--layers", "2"], "--layers 2 is an option of the other task"),
-        ("trigger", [*RETRIEVAL, "--operation", "relu"], "off by 0.2 or more somewhere. relu:power=0 is not divided"),
-        ("trigger", [*RETRIEVAL, "--operation", "relu:uncounted=0"], "off by 0.143 or more somewhere"),
-        ("trigger", [*RETRIEVAL, "--keys", "2"], "keys"),
     ],
 )
 def test_mistakes_are_one_line_and_nothing_is_printed(checkpoint, command, options, message):

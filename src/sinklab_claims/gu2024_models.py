@@ -432,7 +432,7 @@ def on_the_first_text(trained: TrainedModel) -> dict[str, float]:
     """Sink rate and loss on held-out text of the scale's own configuration, after whichever training."""
     first = base_called(trained.config.name)
     samples, length = min(100, first.data.held_out_rows), min(64, first.model.max_position_embeddings)
-    rows = prepare_data(first, trained.cache).probe_text(samples, length).ids.to(trained.loaded.device)
+    rows = prepare_data(first, trained.cache).probe_rows(samples, length).to(trained.loaded.device)
     probe = SinkRate()
     with torch.no_grad(), attend(trained.loaded.model, (probe,)):
         loss = trained.loaded.model(input_ids=rows, labels=rows).loss

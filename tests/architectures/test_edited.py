@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from sinklab.attention.intervention import InputIntervention
 from sinklab.attention.session import attend
-from sinklab.errors import UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.registry import interventions
@@ -77,25 +75,13 @@ def test_a_key_stays_hidden_when_decoding_with_a_cache(entry: Entry) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", MEASURED, ids=lambda entry: entry.id)
-def test_every_intervention_changes_something_or_says_why_it_cannot(entry: Entry) -> None:
-    """On heads and hidden states all are possible everywhere; on inputs where there are tokens, and positions to be given."""
+def test_every_intervention_changes_something(entry: Entry) -> None:
     model, batch = model_of(entry.id), batch_of(entry, padded=True)
     before = forward(model, batch)
     for name in interventions:
         cls = interventions[name]
-        edits = [*(interventions[other](**interventions[other].example) for other in cls.follows), cls(**cls.example)]
-        possible = True
-        if issubclass(cls, InputIntervention):
-            possible = "input_ids" in batch
-        if possible:
-            with attend(model, interventions=edits):
-                edited = forward(model, batch)
-            assert all(one.isfinite().all() for one in edited), name
-            moved = any(
-                one.shape != other.shape or not torch.equal(one, other) for one, other in zip(edited, before, strict=True)
-            )
-            assert moved, name
-        else:
-            with pytest.raises(UnsupportedModelError), attend(model, interventions=edits):
-                forward(model, batch)
+        with attend(model, interventions=[cls(**cls.example)]):
+            edited = forward(model, batch)
+        assert all(one.isfinite().all() for one in edited), name
+        assert any(not torch.equal(one, other) for one, other in zip(edited, before, strict=True)), name
     assert_identical(forward(model, batch), before)

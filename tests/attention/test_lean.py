@@ -6,7 +6,6 @@ from tests.conftest import make_sinklm
 from transformers import BertConfig, BertForMaskedLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from sinklab.attention.host_arguments import lean_arguments
-from sinklab.interventions.mean_head import MeanHead
 from sinklab.sinks import find_sinks
 from sinklab.studies.causes.location import location
 from sinklab.studies.causes.samples import token_samples
@@ -59,7 +58,6 @@ def test_looks_at_attention_keep_no_cache_and_make_no_logits(model):
     found = []
     assert set(seen_of(model, lambda: found.append(find_sinks(model, tokens, place=0)))) == {(1, False)}
     assert set(seen_of(model, lambda: certify(model, tokens))) == {(1, False)}
-    assert set(seen_of(model, lambda: MeanHead.over(model, [{"input_ids": tokens}]))) == {(1, False)}
     samples = token_samples([("texts", tokens)])
     # What hiding the sink costs is read off all logits.
     assert set(seen_of(model, lambda: location(model, samples, found[0]))) == {(12, False)}

@@ -31,7 +31,6 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.seam import register_operation
 from sinklab.attention.session import attend, table_of
 from sinklab.errors import ConfigurationError, InputError, SessionError, UnsupportedModelError
-from sinklab.interventions.delete_bos import DeleteBos
 from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
@@ -273,12 +272,12 @@ def with_compiled_parts(model):
     ],
 )
 def test_what_is_put_round_a_model_is_no_part_of_its_names(wrap):
-    """In sites and tables, in edits by the name of a module, and in messages; an edit of the tokens does what it does bare."""
+    """In sites and tables, in edits by the name of a module, and in messages."""
     model = make_sinklm().eval()
     wrapped, name = wrap(model), "layers.1.self_attn"
     found = []
     for looked_at in (model, wrapped):
-        edits = [ZeroHead(heads={name: [0]}), DeleteBos()]
+        edits = [ZeroHead(heads={name: [0]})]
         with attend(looked_at, [SinkRate(), HiddenNorm(), HeadOutput()], edits) as seen, torch.no_grad():
             logits = looked_at(input_ids=IDS.index_fill(1, torch.tensor([0]), 0)).logits
         found.append((logits, seen.table(), seen.sites, repr(seen)))

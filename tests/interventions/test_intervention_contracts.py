@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from sinklab.attention.intervention import HeadIntervention, HiddenIntervention, InputIntervention, Intervention
+from sinklab.attention.intervention import HeadIntervention, HiddenIntervention, Intervention
 from sinklab.errors import ContractError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
-from sinklab.interventions.mean_head import MeanHead
 from sinklab.interventions.set_activation import SetActivation
 from sinklab.registry import interventions
 from sinklab.testing import check_intervention
@@ -31,11 +30,8 @@ def test_intervention(name):
         (HideKey, {"place": "null"}),
         (interventions["redirect"], {"place": "null"}),
         (interventions["redirect"], {"place": torch.tensor([[0], [1], [2]])}),
-        (interventions["mean_value"], {"place": "null"}),
         (interventions["add_score"], {"place": "null"}),
         (SetActivation, {"channels": (3,), "layers": (-1,), "place": None}),
-        (SetActivation, {"channels": (3,), "mode": "mean"}),
-        (interventions["random_prefix"], {"behind": 1}),
     ],
     ids=lambda value: value.name if isinstance(value, type) else "",
 )
@@ -137,22 +133,6 @@ class IndexOfPadding(HiddenIntervention):
         return hidden
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class TakesLabels(InputIntervention):
-    """Puts a token in and leaves what goes with the others as it was."""
-
-    count: int = 1
-    neutral: ClassVar = {"count": 0}
-
-    @property
-    def changes_nothing(self):
-        return self.count == 0
-
-    def edit_inputs(self, inputs):
-        ids = inputs["input_ids"]
-        return {"input_ids": torch.cat([ids[:, :1], ids], dim=1)}
-
-
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
@@ -170,7 +150,6 @@ class TakesLabels(InputIntervention):
         (ServesNobody, "check 'effect': expected one of llama, gpt2, sink_logit, sigmoid that can be edited so, got none"),
         (FailsElsewhere, "check 'other architectures (bert)': expected outputs or a refusal, got an encoder"),
         (IndexOfPadding, "check 'left padding (llama)': expected outputs of a sample within 1.0e-09"),
-        (TakesLabels, "check 'left padding (llama)': expected outputs of a sample within 1.0e-09"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
@@ -205,7 +184,4 @@ def test_the_kinds():
     assert {cls for name in interventions for cls in interventions[name].__mro__ if cls.__base__ is Intervention} == {
         HeadIntervention,
         HiddenIntervention,
-        InputIntervention,
     }
-    assert not MeanHead().causal
-    assert not SetActivation(channels=(1,), mode="mean").per_sample

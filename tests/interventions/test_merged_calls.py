@@ -17,11 +17,8 @@ from sinklab.attention.visibility import Causal
 from sinklab.errors import ContractError
 from sinklab.interventions.add_score import AddScore
 from sinklab.interventions.hide_key import HideKey
-from sinklab.interventions.null_score import NullScore
 from sinklab.interventions.redirect import Redirect
-from sinklab.interventions.resample_value import ResampleValue
 from sinklab.interventions.scale_head import ScaleHead
-from sinklab.interventions.temperature import Temperature
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
@@ -85,13 +82,38 @@ def edit(call, *interventions):
     return Editing(interventions, _Anatomy()).edit(call, torch.nn.Identity().eval(), 0.0, want_weights=True)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OtherValue(HeadIntervention):
+    """Give a key the value that it has in the next sample."""
+
+    name = "other_value"
+
+    def edit_call(self, call: AttentionCall) -> AttentionCall:
+        values = call.values.clone()
+        values[:, :, 0] = call.values[:, :, 0].roll(-1, 0)
+        return dataclasses.replace(call, values=values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class NullScore(HeadIntervention):
+    """Give heads a null score, beside the one that they have."""
+
+    name = "null_score"
+    score: float = 0.0
+
+    def edit_call(self, call: AttentionCall) -> AttentionCall:
+        given = call.queries.new_full(
+            (1, call.num_heads, 1), self.score, dtype=torch.promote_types(call.queries.dtype, torch.float32)
+        )
+        return dataclasses.replace(call, sink_scores=given if call.sink_scores is None else call.sink_scores.logaddexp(given))
+
+
 CASES = [
     [AddScore(heads={0: (1,)}, amount=1.5)],
     [AddScore(heads={0: (1,)}, place=2, amount=1.5), AddScore(heads={0: (1, 3)}, place=1, amount=-3.0)],
-    [Temperature(heads={0: (0, 2)}, temperature=0.5), Temperature(heads={0: (1,)}, temperature=3.0)],
     [HideKey(heads={0: (0,)}), HideKey(heads={0: (3,)}, place=(1, 2))],
-    [ResampleValue(heads={0: (2,)}), Temperature(heads={0: (2,)}, temperature=2.0), AddScore(heads={0: (2,)}, place=3)],
-    [AddScore(heads={0: (0,)}), HideKey(heads={0: (1,)}, spare=2), ResampleValue(heads={0: (2,)})],
+    [OtherValue(heads={0: (2,)}), AddScore(heads={0: (2,)}, place=3)],
+    [AddScore(heads={0: (0,)}), HideKey(heads={0: (1,)}, spare=2), OtherValue(heads={0: (2,)})],
 ]
 
 
@@ -154,7 +176,7 @@ class _Nobody(Causal):
 
 def test_grouped_queries_part_when_one_of_them_is_given_another_value():
     call = make_call()
-    edited = edit(call, ResampleValue(heads={0: (1,)}))
+    edited = edit(call, OtherValue(heads={0: (1,)}))
     assert call.groups == 2
     assert edited.call.groups == 1
     assert torch.equal(edited.call.values[:, 1, 0], call.values[:, 0, 0].roll(-1, 0))
@@ -224,7 +246,7 @@ def test_statistics_of_an_edited_model_prove_themselves(name):
     """``attend`` checks statistics against the call; long enough for the fast ways of computing them."""
     model, probe = tiny_models()[name], _Outputs()
     tokens = torch.randint(1, 50, (2, 60), generator=torch.Generator().manual_seed(1))
-    edits = [HideKey(heads={0: (1,)}), Temperature(heads={1: (2,)}), NullScore(heads={0: (3,)}), ZeroValue(heads={1: (0,)})]
+    edits = [HideKey(heads={0: (1,)}), NullScore(heads={0: (3,)}), ZeroValue(heads={1: (0,)})]
     with torch.no_grad(), attend(model, [probe], edits, verify=True):
         model(input_ids=tokens)
     for call, statistics in probe.calls:

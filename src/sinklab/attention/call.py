@@ -74,8 +74,7 @@ class AttentionCall:
         scaling: factor on ``queries · keysᵀ``.
         visible: the rule of visibility over tensor indices.
         operation: how scores become weights.
-        softcap: ``cap · tanh(score / cap)`` is applied to the scaled scores before bias and mask, or ``None``; a tensor
-            ``(1, num_heads, 1, 1)`` where interventions made heads differ.
+        softcap: ``cap · tanh(score / cap)`` is applied to the scaled scores before bias and mask, or ``None``.
         bias: additive scores ``(batch or 1, num_heads or 1, q_len, kv_len)``, or ``None``.
         sink_scores: null scores ``(batch or 1, num_heads, q_len or 1)``: a learned sink logit, a key bias; or ``None``.
         null_value: ``(num_heads or 1, value_dim)`` that the null mass carries to the output, or ``None`` for 0.
@@ -111,7 +110,7 @@ class AttentionCall:
     key_positions: Tensor
     query_documents: Tensor
     key_documents: Tensor
-    softcap: float | Tensor | None = None
+    softcap: float | None = None
     bias: Tensor | None = None
     sink_scores: Tensor | None = None
     null_value: Tensor | None = None

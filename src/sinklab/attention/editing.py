@@ -1,11 +1,10 @@
-"""Editing: what the interventions of a session do to one attention call, head by head, and to hidden states and inputs."""
+"""Editing: what the interventions of a session do to one attention call, head by head, and to hidden states."""
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +14,13 @@ from sinklab.attention.call import AttentionCall, LayerOutput, Site
 from sinklab.attention.intervention import (
     HeadIntervention,
     HiddenIntervention,
-    InputIntervention,
     Intervention,
-    ModelInputs,
     names_nothing,
     overrides,
 )
 from sinklab.attention.operation import repeat_groups
 from sinklab.attention.visibility import Visibility
-from sinklab.errors import ConfigurationError, ContractError, SessionError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, ContractError, SessionError
 
 NO_NULL = -1e30
 """Null score of heads without one where others have one: a mass of exactly 0, and finite for rows that see no key."""
@@ -45,7 +42,6 @@ def of_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
         keys=call.keys[:, groups],
         values=call.values[:, groups],
         visible=OfHeads(call.visible, index),
-        softcap=pick(call.softcap) if isinstance(call.softcap, Tensor) else call.softcap,
         bias=pick(call.bias),
         sink_scores=pick(call.sink_scores),
         null_value=pick(call.null_value, 0),
@@ -116,24 +112,21 @@ def merged_call(call: AttentionCall, parts: Parts) -> AttentionCall:
         return call
     if len(parts) == 1 and len(parts[0][0]) == call.num_heads:
         return parts[0][2]
-    if differs("operation", "output_bias"):
+    if differs("operation", "output_bias", "scaling", "softcap"):
         raise ContractError(
-            f"{call.site.module}: an intervention on some of its heads may not change the operation or its bias"
+            f"{call.site.module}: an intervention on some of its heads may not change the operation, its bias, the scaling or "
+            "the soft cap"
         )
     changed: dict[str, Any] = {}
     if differs("visible"):
         rules = [(heads, after.visible) for heads, _, after in parts]
         changed["visible"] = ByHead(call.visible, rules, call.num_heads)
-    if differs("queries", "scaling"):
-        changed["queries"] = _written(call.queries.clone(), parts, lambda one: one.queries * (one.scaling / call.scaling))
+    if differs("queries"):
+        changed["queries"] = _written(call.queries.clone(), parts, lambda one: one.queries)
     if differs("keys", "values"):  # query heads that shared them may not do so any more
         keys, values = (repeat_groups(tensor, call.groups).clone() for tensor in (call.keys, call.values))
         changed["keys"] = _written(keys, parts, lambda one: repeat_groups(one.keys, one.groups))
         changed["values"] = _written(values, parts, lambda one: repeat_groups(one.values, one.groups))
-    if differs("softcap"):
-        assert call.softcap is not None
-        whole = call.queries.new_ones(1, call.num_heads, 1, 1, dtype=torch.float64) * call.softcap
-        changed["softcap"] = _written(whole, parts, lambda one: torch.as_tensor(one.softcap, dtype=torch.float64))
     if differs("bias"):
         # A copy of the size of the scores; only interventions that add to scores of some heads alone come here.
         shape = (call.queries.shape[0], call.num_heads, call.q_len, call.kv_len)
@@ -193,20 +186,17 @@ class Editing:
     """
 
     def __init__(self, interventions: Sequence[Intervention], anatomy: Anatomy) -> None:
-        others = [
-            edit for edit in interventions if not isinstance(edit, (HeadIntervention, HiddenIntervention, InputIntervention))
-        ]
+        others = [edit for edit in interventions if not isinstance(edit, (HeadIntervention, HiddenIntervention))]
         if others:
             raise ConfigurationError(
-                f"{type(others[0]).__name__} is no intervention; it must be a HeadIntervention, a HiddenIntervention or an "
-                "InputIntervention ('sinklab list interventions')"
+                f"{type(others[0]).__name__} is no intervention; it must be a HeadIntervention or a HiddenIntervention "
+                "('sinklab list interventions')"
             )
         for edit in interventions:
             _require_lists(edit)
         active = [edit for edit in interventions if not edit.changes_nothing]
         self._of_heads = [edit for edit in active if isinstance(edit, HeadIntervention)]
         self.of_hidden = [edit for edit in active if isinstance(edit, HiddenIntervention)]
-        self.of_inputs = [edit for edit in active if isinstance(edit, InputIntervention)]
         _require_positions(active)
         _require_layers(self.of_hidden, anatomy)
 
@@ -239,7 +229,7 @@ class Editing:
         Args:
             seq_len: tokens of the longest document that was seen.
         """
-        for edit in (*self._of_heads, *self.of_hidden, *self.of_inputs):
+        for edit in (*self._of_heads, *self.of_hidden):
             place = getattr(edit, "place", None)
             if place is None or isinstance(place, str) or names_nothing(place):
                 continue
@@ -298,30 +288,6 @@ class Editing:
             if _is_about(edit, output.site.layer):
                 output = dataclasses.replace(output, hidden_states=edit.edit_hidden(output))
         return output.hidden_states
-
-    def edit_arguments(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
-        """What the model is called with, after all interventions on inputs, as keyword arguments."""
-        signature = inspect.signature(model.forward)
-        bound = signature.bind_partial(*args, **kwargs).arguments
-        given = next((name for name, value in signature.parameters.items() if value.kind is value.VAR_KEYWORD), "")
-        inputs: dict[str, object] = {**bound.pop(given, {}), **bound}
-        before = set(inputs)
-        for edit in self.of_inputs:
-            if not isinstance(inputs.get(edit.tokens), Tensor):
-                raise UnsupportedModelError(
-                    f"intervention {edit.name!r} edits tokens, and {type(model).__name__} was called without {edit.tokens} (it "
-                    f"was given {', '.join(sorted(inputs)) or 'nothing'}); give them, not embeddings or encoder outputs, or "
-                    "say which tokens are meant (tokens='decoder_input_ids')"
-                )
-            inputs = dict(edit.edit_inputs(cast(ModelInputs, dict(inputs))))  # the model's own names of its arguments
-        unknown = sorted(set(inputs) - before - set(signature.parameters))
-        if unknown:
-            # A model would ignore it among its other keywords, and nothing would be edited.
-            raise UnsupportedModelError(
-                f"{type(model).__name__} takes no {unknown[0]}, which an intervention on its inputs needs "
-                f"({', '.join(edit.name for edit in self.of_inputs)})"
-            )
-        return inputs
 
 
 def _require_lists(edit: Intervention) -> None:

@@ -78,7 +78,6 @@ class ModelHooks:
         self.active, self.show = active, show
         self.now = Forward()
         self.depth = self.forwards = 0
-        self._inputs_edited = False
         self.sites: list[Site] = []
         self._sites: dict[str, Site] = {}
         self._layers: dict[str, Site] = {}
@@ -115,8 +114,6 @@ class ModelHooks:
             # In front of what a cache does there: it would have planned a step that is never made.
             handles.append(module.register_forward_pre_hook(hook(self._require_places), with_kwargs=True, prepend=True))
             handles.append(module.register_forward_hook(hook(self._end_forward), always_call=True))
-        if self.editing.of_inputs:
-            handles.append(self.model.register_forward_pre_hook(hook(self._edit_arguments), with_kwargs=True, prepend=True))
         watched = bool(self.needs & {"hidden_states", "head_outputs"})
         if self.editing.of_hidden:
             # Before all hooks that show hidden states, to probes or to the caller: they see what the model goes on with.
@@ -239,11 +236,7 @@ class ModelHooks:
             )
 
     def _end_forward(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if not self.active():
-            return
-        if self.depth <= 1:
-            self._inputs_edited = False
-        if self.depth == 0:
+        if not self.active() or self.depth == 0:
             return
         self.depth -= 1
         if self.depth == 0:
@@ -289,30 +282,6 @@ class ModelHooks:
                 self.show(self._layer_output("heads", self.site(name, attention), args[0]))
 
         return hook
-
-    def _edit_arguments(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> object:
-        if not self.active() or self.running:
-            return None
-        edited = self.editing.edit_arguments(module, args, kwargs)
-        self._inputs_edited = True
-        return (), edited
-
-    def require_edited_inputs(self, name: str) -> None:
-        """Refuse an attention call of a forward that has gone past what edits the inputs of the model.
-
-        Raises:
-            SessionError: it has.
-        """
-        if self._inputs_edited:
-            return
-        encodes = self.anatomy.part(name) == "encoder"  # generate() runs it by itself, in front of the model
-        skipped = [edit.name for edit in self.editing.of_inputs if not (encodes and edit.tokens == "decoder_input_ids")]
-        if skipped:
-            raise SessionError(
-                f"{name} runs on inputs that intervention {skipped[0]!r} has not edited: it edits what "
-                f"{self.anatomy.model_class} is called with, and forward() or a module inside was called in its place; call "
-                "the model itself, model(input_ids=…)"
-            )
 
     def _edit_embeddings(self, name: str) -> Callable[..., object]:
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> object:

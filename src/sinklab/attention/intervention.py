@@ -1,12 +1,11 @@
-"""What an intervention is: a small object that edits attention, hidden states or inputs while a model runs; nothing is kept.
+"""What an intervention is: a small object that edits attention or hidden states while a model runs; nothing is kept.
 
-Three kinds, by what they get hold of:
+Two kinds, by what they get hold of:
 
 - :class:`HeadIntervention`: one call of the attention function, cut down to the heads that it names. Three stages, in this
   order, each optional: the call before weights are formed (keys, values, visibility, scores), the weights of a block of rows,
   the head outputs.
 - :class:`HiddenIntervention`: what enters the first layer, and what each layer puts out.
-- :class:`InputIntervention`: tokens, positions and masks, before the model sees them.
 
 Interventions are given to :func:`sinklab.attend`; several compose, stage by stage and inside a stage in the order given.
 """
@@ -17,7 +16,7 @@ import abc
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias, TypedDict
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,9 +24,6 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, LayerOutput
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.registry import spelled
-
-if TYPE_CHECKING:
-    from transformers import Cache
 
 NEAR = 8
 """Queries behind a key that still see it, where it is hidden from all heads: else the next token becomes the sink."""
@@ -39,23 +35,9 @@ Place: TypeAlias = int | Sequence[int] | Tensor | Literal["null"]
 """Which keys: a position in the document, several, a row of them a sample ``(batch, n)``, -1 for none, or the null score."""
 
 
-class ModelInputs(TypedDict, total=False):
-    """Keyword arguments of a model: those that interventions know; a model may be given others."""
-
-    input_ids: Tensor
-    decoder_input_ids: Tensor
-    attention_mask: Tensor | None
-    decoder_attention_mask: Tensor | None
-    position_ids: Tensor | None
-    decoder_position_ids: Tensor | None
-    token_type_ids: Tensor | None
-    past_key_values: Cache | None
-    cache: Cache | None
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Intervention(abc.ABC):
-    """Base of the three kinds. A subclass is a frozen dataclass; its fields are its settings, checked in ``__post_init__``."""
+    """Base of both kinds. A subclass is a frozen dataclass; its fields are its settings, checked in ``__post_init__``."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
@@ -63,18 +45,11 @@ class Intervention(abc.ABC):
     """Settings that change what a model computes; docs and contract tests use them."""
     neutral: ClassVar[dict[str, object]] = {}
     """Settings that make it the identity."""
-    follows: ClassVar[tuple[str, ...]] = ()
-    """Interventions (with their example settings) without which it would have nothing to do; contract tests put them first."""
 
     @property
     def changes_nothing(self) -> bool:
         """Whether the settings make it the identity; it is then never called, so that the model's bits stay as they are."""
         return False
-
-    @property
-    def causal(self) -> bool:
-        """Whether later tokens cannot change what it does to earlier ones; decoding with a cache then equals one full pass."""
-        return True
 
     @property
     def per_sample(self) -> bool:
@@ -104,8 +79,8 @@ class HeadIntervention(Intervention):
         return self.heads is not None and not any(len(chosen) for chosen in self.heads.values())
 
     def edit_call(self, call: AttentionCall) -> AttentionCall:
-        """A copy (:func:`dataclasses.replace`) with others in place of some of: queries, keys, values, scaling, soft cap, bias,
-        visibility, null score, null value."""
+        """A copy (:func:`dataclasses.replace`) with others in place of some of: queries, keys, values, bias, visibility, null
+        score, null value."""
         return call
 
     def edit_weights(
@@ -175,32 +150,6 @@ class HiddenIntervention(Intervention):
     @abc.abstractmethod
     def edit_hidden(self, output: LayerOutput) -> Tensor:
         """Other hidden states of the shape of ``output.hidden_states``; must not write into that tensor."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class InputIntervention(Intervention):
-    """Edits what the model is called with.
-
-    Args:
-        tokens: the argument whose tokens are edited; in an encoder–decoder ``"input_ids"`` are those of the encoder.
-    """
-
-    tokens: Literal["input_ids", "decoder_input_ids"] = "input_ids"
-
-    @abc.abstractmethod
-    def edit_inputs(self, inputs: ModelInputs) -> ModelInputs:
-        """Other keyword arguments of the model: ids ``(batch, seq_len)``, and masks and positions where they are given.
-
-        With keys in a cache the tokens are the new ones alone, and what is in the cache has been edited before.
-
-        Raises:
-            ConfigurationError: it was given something whose meaning it would change without knowing how (``labels`` with
-                tokens put in or taken out, a cache).
-        """
-
-    def kept(self, seq_len: int) -> Tensor:
-        """New place of every old token of a text of ``seq_len``: int64 ``(seq_len,)``, -1 for a token that is gone."""
-        return torch.arange(seq_len)
 
 
 def described(interventions: Sequence[Intervention]) -> str | None:

@@ -63,8 +63,7 @@ def attend(
         UnsupportedModelError: no attention module of the model can be seen, one ran without being seen, or one received
             something that sinklab does not know.
         SessionError: a session on the same model is already active, the model did not run at all, gradients are being
-            recomputed, interventions are asked of a model that records gradients, or those on inputs of one that was run by
-            its ``forward`` or by a module inside it.
+            recomputed, or interventions are asked of a model that records gradients.
         ConfigurationError: an intervention of a layer, module or head that the model has not, or of a module that did not run.
         MeasurementError: ``verify`` found a call that cannot be accounted for.
     """
@@ -308,7 +307,6 @@ class Session:
         """Run the model's own function, then reduce what it did to statistics and show them to the probes."""
         name = self._anatomy.names[id(module)]
         _require_numbers(name, query)
-        self._hooks.require_edited_inputs(name)
         unknown = host_arguments.unknown_keywords(kwargs)
         if unknown:
             raise UnsupportedModelError(

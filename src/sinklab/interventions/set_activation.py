@@ -1,18 +1,17 @@
-"""Set activations: chosen coordinates of the hidden states, such as massive ones, become 0, their mean, or given numbers."""
+"""Set activations: chosen coordinates of the hidden states, such as massive ones, become 0 or given numbers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Collection, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.call import LayerOutput
-from sinklab.attention.intervention import HiddenIntervention, Place, names_nothing
+from sinklab.attention.intervention import HiddenIntervention, Place, names_nothing, tokens_at
 from sinklab.errors import ConfigurationError
-from sinklab.interventions._coordinates import coordinates, require_list
 from sinklab.registry import interventions
 
 
@@ -27,13 +26,11 @@ class SetActivation(HiddenIntervention):
     Args:
         place: positions in the document, or a row of them for each sample; ``None`` for every token that is not padding.
         channels: of the hidden states, from 0.
-        mode: ``"zero"``; ``"mean"``, over the samples of the batch that have the position (an effect then depends on the batch;
-            for a mean over more texts give it as value); or ``"value"``.
-        value: for that mode, one number or one a channel.
+        value: one number or one a channel.
 
     Raises:
-        ConfigurationError: an unknown mode, a value without mode ``"value"``, values for another number of channels, or a
-            channel that the model has not.
+        ConfigurationError: values for another number of channels, a channel that the model has not, or a place that is no
+            position.
     """
 
     example: ClassVar[dict[str, object]] = {"channels": (3, 5), "layers": (0,)}
@@ -41,49 +38,32 @@ class SetActivation(HiddenIntervention):
 
     place: Place | None = 0
     channels: Sequence[int]
-    mode: Literal["zero", "mean", "value"] = "zero"
     value: float | Sequence[float] | Tensor = 0.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("zero", "mean", "value"):
-            raise ConfigurationError(f"set_activation: mode must be zero, mean or value, got {self.mode!r}")
-        require_list(self.channels, self.name)
+        if isinstance(self.place, str):
+            raise ConfigurationError(f"set_activation: {self.place!r} is no place in the hidden states; give positions")
+        if not isinstance(self.channels, Collection):
+            raise ConfigurationError(f"set_activation: channels must be a list, also of one, got {self.channels!r}")
         given = tuple(torch.as_tensor(self.value).shape)
         if given not in ((), (len(self.channels),)):
             raise ConfigurationError(
                 f"set_activation: {len(self.channels)} channels need one value, or one each; got values of shape {given}"
-            )
-        if self.mode != "value" and bool(torch.as_tensor(self.value).any()):
-            raise ConfigurationError(
-                f"set_activation: value {self.value} is given, and mode {self.mode} takes none; give mode='value', or no value"
             )
 
     @property
     def changes_nothing(self) -> bool:
         return super().changes_nothing or not len(self.channels) or (self.place is not None and names_nothing(self.place))
 
-    @property
-    def per_sample(self) -> bool:
-        return self.mode != "mean"
-
     def edit_hidden(self, output: LayerOutput) -> Tensor:
-        hidden = output.hidden_states
-        chosen, channels = coordinates(output, self.place, self.channels, self.name)
-        new = torch.zeros((), dtype=hidden.dtype, device=hidden.device)
-        if self.mode == "value":
-            new = torch.as_tensor(self.value).to(hidden)
-        if self.mode == "mean":
-            new = _means(hidden[..., channels].double(), output.positions).to(hidden.dtype)
-        edited = hidden.clone()
-        edited[..., channels] = torch.where(chosen[..., None], new, edited[..., channels])
+        edited, channels = output.hidden_states.clone(), list(self.channels)
+        width = edited.shape[-1]
+        if wrong := [channel for channel in channels if not 0 <= channel < width]:
+            raise ConfigurationError(
+                f"set_activation: {output.site.module} has no channel {wrong[0]}; expected 0 to {width - 1}"
+            )
+        chosen = output.positions >= 0
+        if self.place is not None:
+            chosen = chosen & tokens_at(output.positions, self.place, self.name)
+        edited[..., channels] = torch.where(chosen[..., None], torch.as_tensor(self.value).to(edited), edited[..., channels])
         return edited
-
-
-def _means(values: Tensor, positions: Tensor) -> Tensor:
-    """Mean over all samples of the values ``(batch, seq_len, channels)`` at the same position, for every token."""
-    row = positions.clamp_min(0).flatten()
-    counted = (positions >= 0).flatten()[:, None].to(values)
-    totals = values.new_zeros(int(row.max()) + 1, values.shape[-1])
-    sums = totals.index_add(0, row, values.flatten(0, 1) * counted)
-    counts = totals[:, :1].index_add(0, row, counted)
-    return (sums / counts.clamp_min(1))[row].view_as(values)

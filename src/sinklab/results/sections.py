@@ -129,7 +129,7 @@ class Section:
 
     def measured(self, context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
         """The entry of the summary, and the rows of the table."""
-        found: tuple[dict[str, Any], pd.DataFrame] = _named(self.measure)(context)
+        found: tuple[dict[str, Any], pd.DataFrame] = named(self.measure)(context)
         return found
 
     def blocks(self, entry: Mapping[str, Any], where: object = "summary.json") -> list[Block]:
@@ -140,10 +140,10 @@ class Section:
         """
         if "refused" in entry:
             return [Say(str(entry["refused"]), small=True)]
-        return list(_named(self.show)(from_json(_named(self.found), entry, f"{where}: {self.name}")))
+        return list(named(self.show)(from_json(named(self.found), entry, f"{where}: {self.name}")))
 
 
-def _named(place: str) -> Any:
+def named(place: str) -> Any:
     """What ``"module:name"`` names."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -153,5 +153,5 @@ def _named(place: str) -> Any:
 def sections() -> dict[str, Section]:
     """Every section by its name, in alphabetical order of the studies' folders."""
     studies = [path.parent.name for path in sorted(STUDIES.glob("*/__init__.py")) if "SECTION" in path.read_text("utf-8")]
-    found = [_named(f"sinklab.studies.{study}:SECTION") for study in studies]
+    found = [named(f"sinklab.studies.{study}:SECTION") for study in studies]
     return {section.name: section for section in found}

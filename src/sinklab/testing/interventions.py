@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
 from sinklab.attention.host_arguments import cache_argument, returned_cache
-from sinklab.attention.intervention import HeadIntervention, Heads, HiddenIntervention, InputIntervention, Intervention
+from sinklab.attention.intervention import HeadIntervention, Heads, HiddenIntervention, Intervention
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, ContractError, SinklabError, UnsupportedModelError
@@ -45,12 +45,11 @@ def check_intervention(intervention_class: type[Intervention], **settings: objec
     - *blocks*: the rows of weights one at a time, as all at once;
     - *grouped queries*: shared keys and values as repeated ones;
     - *batch split*, *left padding*: samples one at a time, as together (where it is ``per_sample``);
-    - *cached decoding*: token by token as in one pass (where it is ``causal``), or refused with :class:`ConfigurationError`;
-    - *labels*: an intervention that changes the number of tokens refuses them;
+    - *cached decoding*: token by token as in one pass;
     - *other architectures*: BERT, T5 and ViT keep their bits under neutral settings; the others work or are refused.
 
     Args:
-        intervention_class: a concrete subclass of one of the three kinds.
+        intervention_class: a concrete subclass of one of the two kinds.
         settings: what to check it with; its ``example`` where they leave something open.
 
     Raises:
@@ -58,13 +57,12 @@ def check_intervention(intervention_class: type[Intervention], **settings: objec
     """
     checks = Checks(f"intervention {getattr(intervention_class, 'name', intervention_class.__name__)!r}")
     _check_declaration(checks, intervention_class)
-    before: Edits = [interventions[name](**interventions[name].example) for name in intervention_class.follows]
     example = intervention_class(**{**intervention_class.example, **settings})
     neutral = intervention_class(**intervention_class.neutral)
     served = []
     for name, model in _decoders().items():
-        checked = _Decoder(checks, name, model, before, example)
-        _check_neutral(checks, name, model, [*before, neutral], before, checked.batch)
+        checked = _Decoder(checks, name, model, example)
+        _check_neutral(checks, name, model, neutral, checked.batch)
         try:
             checked.run_watched()
         except UnsupportedModelError:
@@ -73,10 +71,10 @@ def check_intervention(intervention_class: type[Intervention], **settings: objec
         checked.check()
     checks.require(bool(served), "effect", f"one of {', '.join(_decoders())} that can be edited so", "none")
     for name, (model, inputs) in _others().items():
-        _check_neutral(checks, name, model, [*before, neutral], before, inputs)
+        _check_neutral(checks, name, model, neutral, inputs)
         clean = _outputs(model, inputs, [])
         try:
-            _outputs(model, inputs, [*before, example])
+            _outputs(model, inputs, [example])
         except SinklabError as error:
             refused = isinstance(error, (UnsupportedModelError, ConfigurationError))
             checks.require(refused, f"other architectures ({name})", "outputs or a refusal", first_line(error))
@@ -85,8 +83,8 @@ def check_intervention(intervention_class: type[Intervention], **settings: objec
 
 
 def _check_declaration(checks: Checks, cls: type[Intervention]) -> None:
-    kinds = (HeadIntervention, HiddenIntervention, InputIntervention)
-    checks.require(issubclass(cls, kinds), "declaration", "one of the three kinds", cls.__mro__[1].__name__)
+    kinds = (HeadIntervention, HiddenIntervention)
+    checks.require(issubclass(cls, kinds), "declaration", "one of the two kinds", cls.__mro__[1].__name__)
     parameters = getattr(cls, "__dataclass_params__", None)
     checks.require(bool(parameters and parameters.frozen), "declaration", "a frozen dataclass", cls)
     name = getattr(cls, "name", None)
@@ -102,32 +100,25 @@ def _check_declaration(checks: Checks, cls: type[Intervention]) -> None:
     checks.require(busy, "declaration", "something that changes under the example settings", cls.example)
 
 
-def _check_neutral(checks: Checks, name: str, model: nn.Module, edits: Edits, before: Edits, inputs: Inputs) -> None:
-    try:
-        expected = _outputs(model, inputs, before)
-    except UnsupportedModelError:
-        return
-    changed = int((_outputs(model, inputs, edits) != expected).sum())
+def _check_neutral(checks: Checks, name: str, model: nn.Module, neutral: Intervention, inputs: Inputs) -> None:
+    changed = int((_outputs(model, inputs, [neutral]) != _outputs(model, inputs, [])).sum())
     checks.require(changed == 0, f"neutral ({name})", "bit-identical outputs", f"{changed} different numbers")
 
 
 class _Decoder:
     """The checks on one decoder."""
 
-    def __init__(self, checks: Checks, name: str, model: nn.Module, before: Edits, example: Intervention) -> None:
-        self.checks, self.name, self.model, self.before, self.example = checks, name, model, before, example
+    def __init__(self, checks: Checks, name: str, model: nn.Module, example: Intervention) -> None:
+        self.checks, self.name, self.model, self.example = checks, name, model, example
         tokens = torch.randint(1, 40, (3, 8), generator=torch.Generator().manual_seed(0))
         self.batch: Inputs = {"input_ids": tokens}
 
     def edits(self, start: int = 0, stop: int | None = None, heads: Heads | None = None) -> Edits:
-        """The interventions for some samples, and for some heads if they are about heads."""
-        chosen = []
-        for edit in (*self.before, self.example):
-            if isinstance(edit, HeadIntervention):
-                edit = edit.of_samples(start, len(self.batch["input_ids"]) if stop is None else stop)
-                edit = edit if heads is None else dataclasses.replace(edit, heads=heads)
-            chosen.append(edit)
-        return chosen
+        """The intervention for some samples, and for some heads if it is about heads."""
+        if not isinstance(self.example, HeadIntervention):
+            return [self.example]
+        edit = self.example.of_samples(start, len(self.batch["input_ids"]) if stop is None else stop)
+        return [edit if heads is None else dataclasses.replace(edit, heads=heads)]
 
     def run(self, inputs: Inputs, edits: Edits | None = None) -> Tensor:
         return _outputs(self.model, inputs, self.edits() if edits is None else edits)
@@ -158,18 +149,15 @@ class _Decoder:
 
     def check(self) -> None:
         clean, edited = self.run(self.batch, []), self.run(self.batch)
-        before = self.run(self.batch, self.edits()[:-1])
-        same = before.shape == edited.shape and torch.equal(before, edited)
-        self.checks.require(not same, self.label("effect"), "other outputs under the settings", "the same bits")
+        self.checks.require(
+            not torch.equal(clean, edited), self.label("effect"), "other outputs under the settings", "the same bits"
+        )
         self._check_restored(clean)
         if isinstance(self.example, HeadIntervention):
             self._check_heads(edited)
         if self.example.per_sample:
             self._check_samples(edited)
-        if self._length(8) != 8:
-            self._check_changed_length()
-        elif self.example.causal:
-            self._check_decoding(edited)
+        self._check_decoding(edited)
 
     def _check_restored(self, clean: Tensor) -> None:
         for where, model_fails in (("block", False), ("forward", True)):
@@ -220,26 +208,6 @@ class _Decoder:
                 cache = returned_cache(step)
                 pieces.append(step.logits)
         self.checks.close(torch.cat(pieces, dim=1), edited, _ROUNDING, self.label("cached decoding"), "outputs in pieces")
-
-    def _check_changed_length(self) -> None:
-        tokens = self.batch["input_ids"]
-        cache = transformers.DynamicCache()
-        given: dict[str, dict[str, Any]] = {"labels": {"labels": tokens}, "cached decoding": cache_argument(self.model, cache)}
-        for check, more in given.items():
-            try:
-                self.run({**self.batch, **more})
-            except ConfigurationError:
-                continue
-            raise ContractError(
-                f"{self.checks.subject} breaks its contract, check {self.label(check)!r}: expected a ConfigurationError, since "
-                "the number of tokens changes, got outputs"
-            )
-
-    def _length(self, length: int) -> int:
-        """How many tokens become of so many."""
-        if not isinstance(self.example, InputIntervention):
-            return length
-        return int(self.example.edit_inputs({"input_ids": self.batch["input_ids"][:, :length]})["input_ids"].shape[1])
 
     def _head_outputs(self, edits: Edits) -> list[Tensor]:
         spy = _Spy()

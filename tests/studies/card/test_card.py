@@ -12,14 +12,14 @@ from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
 from sinklab.results.blocks import plain
-from sinklab.results.run import Run
-from sinklab.results.table import make_table, read_run, write_json
-from sinklab.studies.card.card import command_of, public_name, public_spec
+from sinklab.results.table import read_run, write_json
+from sinklab.studies.card.card import command_of, public_name
 from sinklab.studies.origin.origin import find_origin
 from sinklab.studies.quantize.quantize import quantize
 
 CACHE = ["--text", "random_tokens", "--tokens", "80", "--documents", "2", "--window", "16", "--sinks", "0,1", "--seed", "3"]
-AUDIT = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--no-cache"]
+SHORT = ["--samples", "3", "--seq-len", "12", "--no-cache"]
+AUDIT = ["--corpus", "random_tokens", *SHORT]
 
 
 def run(*arguments: object, status: int = 0):
@@ -67,7 +67,7 @@ def test_the_card_of_depend(checkpoint, tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
     tasks = f"long_text:contexts=[1.0,2.0],corpus={book},passkey:distances=[]"
-    settings = ["--window", "70", "--policies", "full", "--items", "3"]
+    settings = ["--window", "70", "--items", "3"]
     run("depend", checkpoint, "--task", tasks, *settings, "--out", tmp_path / "first")
     text = run("card", tmp_path / "first").stdout
     first = read_run(tmp_path / "first", "summary.json")
@@ -83,33 +83,11 @@ def test_the_card_of_depend(checkpoint, tmp_path):
 def test_the_command_measures_what_the_comparison_did_and_no_more(checkpoint, tmp_path):
     """By default some policies are taken at the largest size alone."""
     sizes = ["--corpus", "random_tokens", "--tokens", "100", "--documents", "2", "--window", "8,20", "--sinks", "0,1"]
-    run("cache", checkpoint, *sizes, "--export", "llama.cpp", "--out", tmp_path / "first")
+    run("cache", checkpoint, *sizes, "--out", tmp_path / "first")
     words = shlex.split(run("card", tmp_path / "first").stdout.split("```")[1].removeprefix("console\n"))
     run(*words[1:], "--out", tmp_path / "again")
     first, again = (read_run(tmp_path / name, "summary.json") for name in ("first", "again"))
     assert [entry["label"] for entry in again["policies"]] == [entry["label"] for entry in first["policies"]]
-    assert [entry["engine"] for entry in again["exports"]] == ["llama.cpp"]
-
-
-@pytest.mark.parametrize(
-    ("spec", "public"),
-    [
-        (
-            "long_text:contexts=[1.0,2.0],corpus=/data/me/book.txt,scored=8",
-            "long_text:contexts=[1.0,2.0],corpus=book.txt,scored=8",
-        ),
-        ("lm_eval:/data/me/tasks:mine", "lm_eval:tasks:mine"),
-        ("long_text:corpus=org/texts", "long_text:corpus=org/texts"),
-        ('long_text:corpus="/data/me/my, \\u00e9 book.txt",scored=8', 'long_text:corpus="my, \\u00e9 book.txt",scored=8'),
-        ("/data/me/book.txt", "book.txt"),
-        ("sink_window", "sink_window"),
-    ],
-)
-def test_specs_keep_all_but_the_folders(spec, public):
-    assert public_spec(spec) == public
-
-
-MEASURE = ["--probe", "entropy", "--samples", "3", "--seq-len", "12"]
 
 
 def test_the_command_names_the_corpus_as_it_was_read(checkpoint, tmp_path, monkeypatch):
@@ -123,7 +101,7 @@ def test_the_command_names_the_corpus_as_it_was_read(checkpoint, tmp_path, monke
     specs = ["lines.txt", "records:path={}/lines.txt", "bigrams:of={}/lines.txt", "{}/rows.jsonl:text_column=other"]
     for number, spec in enumerate(spec.format(tmp_path) for spec in specs):
         monkeypatch.chdir(tmp_path)
-        run("measure", checkpoint, *MEASURE, "--corpus", spec, "--out", tmp_path / f"first{number}")
+        run("audit", checkpoint, *SHORT, "--corpus", spec, "--out", tmp_path / f"first{number}")
         text = run("card", tmp_path / f"first{number}").stdout
         assert str(tmp_path) not in text.replace(text.split("```")[1], "")
         words = shlex.split(text.split("```")[1].removeprefix("console\n"))
@@ -150,46 +128,11 @@ def test_the_command_has_the_sections_of_an_audit(checkpoint, tmp_path):
     assert "--causes" not in words
 
 
-def test_a_run_of_another_kind_shows_its_numbers(tmp_path):
-    with Run("measure", out=tmp_path / "run") as made:
-        rows = [{"metric": "entropy", "value": 1.5, "unit": "nats", "version": 1}, {"metric": "gu2024", "value": 25.0}]
-        table = make_table(rows, model="org/model", operation="softmax", corpus="book", bos=1, probe="entropy")  # type: ignore[arg-type]
-        made.finish(table=table, show=lambda summary: [], config={"corpus": "book", "samples": 3})
-    text = run("card", tmp_path / "run").stdout
-    assert "| entropy | 1.50 | nats |" in text
-    assert "| gu2024 | 25" in text
-
-
-def test_the_settings_of_probes_are_said(checkpoint, tmp_path, monkeypatch):
-    """Runs that differ in nothing else give other cards, metadata and lines, and the line measures the same again."""
-    texts = {}
-    for threshold in (0.2, 0.4):
-        out = tmp_path / str(threshold)
-        probes = ["--probe", f"sink_rate:threshold={threshold}", "--probe", "null_mass,entropy:sink_position=2"]
-        run("measure", checkpoint, *probes, "--corpus", "random_tokens", "--samples", "3", "--seq-len", "12", "--out", out)
-        texts[threshold] = run("card", out).stdout
-    for threshold, text in texts.items():
-        assert f"| gu2024 (sink_rate:threshold={threshold}) |" in text
-        words = shlex.split(text.split("```")[1].removeprefix("console\n"))
-        assert f"--probes=sink_rate:threshold={threshold},null_mass,entropy:sink_position=2" in words
-    monkeypatch.chdir(checkpoint.parent)
-    run(*words[1:], "--out", tmp_path / "again")
-    first, second = (read_run(tmp_path / name) for name in (str(threshold), "again"))
-    assert (second["probes"], second["config"], second["token_sha256"]) == (
-        first["probes"],
-        first["config"],
-        first["token_sha256"],
-    )
-
-
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"kind": "claim", "claim": "x"}, "is a run of claim, which says nothing about one model"),
-        ({"kind": "trigger"}, "is a run of trigger, which says nothing about one model"),
-        ({"kind": "pretrain", "status": "failed", "name": "tiny"}, "holds a run of pretrain that is failed"),
-        ({"kind": "measure"}, "is a run of measure that says nothing about a model as a whole"),
-        ({"kind": "cache"}, "summary.json: cache is not what this version writes"),
+        ({"kind": "measure"}, "is a run of measure, of which there is no card; there is of audit, cache"),
+        ({"kind": "cache"}, "summary.json is not there"),
     ],
 )
 def test_bad_input(tmp_path, record, message):

@@ -15,7 +15,6 @@ from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedMode
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
 from sinklab.interventions.resample_head import ResampleHead
-from sinklab.interventions.rotate_change import RotateChange
 from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
@@ -107,8 +106,8 @@ def usual(samples: Samples, place: int | str = 0) -> list[HeadEdit]:
         HeadEdit("zero", (ZeroHead(),)),
         HeadEdit("zero_value", (ZeroValue(place=place),)),
         HeadEdit("hide control 0", (HideKey(place=keys),)),
-        HeadEdit("redirect rotated 0", (redirect, RotateChange(seed=1))),
-        HeadEdit("redirect rotated 1", (redirect, RotateChange(seed=2))),
+        HeadEdit("redirect halved", (redirect, ScaleHead(factor=0.5))),
+        HeadEdit("redirect doubled", (redirect, ScaleHead(factor=2.0))),
         HeadEdit("nothing", (HideKey(place=()),)),
     ]
 

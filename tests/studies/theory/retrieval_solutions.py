@@ -1,4 +1,4 @@
-"""Weights of one head that solve key-query retrieval: undivided ReLU exactly, without a sink, softmax with one."""
+"""Key-query retrieval at a trigger, and weights of one head that solve it: undivided ReLU without a sink, softmax with one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,54 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sinklab.studies.theory.retrieval_task import BOS, CONTENT, FIRST_KEY, TRIGGER, RetrievalTarget
+BOS, TRIGGER, CONTENT, FIRST_KEY = 0, 1, 2, 3
+"""Coordinates that mark the three kinds of token, and the first of the keys; values stand behind the keys."""
+
+RetrievalTarget = Literal["value", "token"]
+"""What the trigger answers: the value of the token that it asks for, or the token as it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalBatch:
+    """Sequences with one trigger each, at ``positions``, that asks for the token at ``asked``; 0-based, ``(batch,)``."""
+
+    inputs: Tensor
+    targets: Tensor
+    positions: Tensor
+    asked: Tensor
+
+    @property
+    def is_trigger(self) -> Tensor:
+        """Boolean ``(batch, length)``."""
+        return torch.arange(self.inputs.shape[1]) == self.positions[:, None]
+
+
+def retrieval_batch(
+    batch: int, length: int, keys: int, values: int, generator: torch.Generator, position: int | None, target: RetrievalTarget
+) -> RetrievalBatch:
+    """Sequences of the task, float64 ``(batch, length, 3 + keys + values)``; the trigger at ``position``, or anywhere."""
+    positions = torch.full((batch,), position or 0)
+    if position is None:
+        positions = torch.randint(2, length, (batch,), generator=generator)
+    rows, first_value = torch.arange(batch), FIRST_KEY + keys
+    inputs = torch.zeros(batch, length, first_value + values, dtype=torch.float64)
+    inputs[:, 0, BOS] = 1
+    inputs[:, 1:, CONTENT] = 1
+    # Distinct keys: the order of random numbers, of which each place takes one, and the trigger none of its own.
+    order = torch.rand(batch, keys, generator=generator).argsort(dim=1)[:, : length - 2]
+    places = torch.arange(1, length)
+    which = (places - 1 - (places > positions[:, None]).long()).clamp(max=length - 3)
+    inputs[:, 1:, FIRST_KEY:first_value] = torch.nn.functional.one_hot(order.gather(1, which), keys).double()
+    inputs[:, 1:, first_value:] = 2 * torch.rand(batch, length - 1, values, generator=generator, dtype=torch.float64) - 1
+    asked = 1 + (torch.rand(batch, generator=generator) * (positions - 1)).long()  # before the trigger, and not BOS
+    inputs[rows, positions] = 0
+    inputs[rows, positions, TRIGGER] = 1
+    inputs[rows, positions, FIRST_KEY:first_value] = inputs[rows, asked, FIRST_KEY:first_value]
+    targets = torch.zeros_like(inputs)
+    targets[rows, positions] = inputs[rows, asked]
+    if target == "value":
+        targets[..., :first_value] = 0
+    return RetrievalBatch(inputs, targets, positions, asked)
 
 
 @dataclasses.dataclass(frozen=True)

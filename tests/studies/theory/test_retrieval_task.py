@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from tests.studies.theory.retrieval_solutions import RetrievalHead, relu_solution, softmax_solution
+from tests.studies.theory.retrieval_solutions import (
+    CONTENT,
+    FIRST_KEY,
+    RetrievalHead,
+    relu_solution,
+    retrieval_batch,
+    softmax_solution,
+)
 
-from sinklab.errors import ConfigurationError, InputError
-from sinklab.studies.theory.retrieval_task import CONTENT, FIRST_KEY, divisor_error, least_bos_weight, retrieval_batch
+from sinklab.studies.theory.trigger_bounds import least_bos_weight_by_odds
 
 LENGTH, KEYS, VALUES = 9, 8, 3
 WIDTH = FIRST_KEY + KEYS + VALUES
@@ -17,42 +21,7 @@ WIDTH = FIRST_KEY + KEYS + VALUES
 
 def batch_of(size=200, seed=0, position=None, target="value"):
     generator = torch.Generator().manual_seed(seed)
-    return retrieval_batch(size, LENGTH, KEYS, VALUES, generator, position, target, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("target", ["value", "token"])
-def test_sequences_keep_the_rules(target):
-    batch = batch_of(target=target)
-    for inputs, targets, position, asked in zip(batch.inputs, batch.targets, batch.positions, batch.asked, strict=True):
-        assert inputs[0].tolist() == [1.0] + [0.0] * (WIDTH - 1)
-        assert 2 <= position < LENGTH
-        assert 1 <= asked < position
-        content = [place for place in range(1, LENGTH) if place != position]
-        keys = inputs[:, FIRST_KEY : FIRST_KEY + KEYS]
-        assert inputs[content, :FIRST_KEY].tolist() == [[0.0, 0.0, 1.0]] * len(content)
-        assert keys[content].sum(1).tolist() == [1.0] * len(content)
-        assert int(keys[content].sum(0).max()) == 1  # distinct
-        assert inputs[position, :FIRST_KEY].tolist() == [0.0, 1.0, 0.0]
-        assert torch.equal(keys[position], keys[asked])
-        assert not inputs[position, FIRST_KEY + KEYS :].any()
-        assert float(inputs[..., FIRST_KEY + KEYS :].abs().max()) < 1
-        expected = torch.zeros_like(inputs)
-        first = FIRST_KEY + KEYS if target == "value" else 0
-        expected[position, first:] = inputs[asked, first:]
-        assert torch.equal(targets, expected)
-    assert batch.is_trigger.sum().item() == len(batch.inputs)
-
-
-def test_places_and_keys_are_drawn_alike():
-    batch = batch_of(8000)
-    # Five standard errors of shares of 8,000 draws are below 0.02.
-    places = torch.bincount(batch.positions, minlength=LENGTH)[2:] / 8000
-    assert places.tolist() == pytest.approx([1 / 7] * 7, abs=0.02)
-    keys = batch.inputs[:, 1, FIRST_KEY : FIRST_KEY + KEYS].mean(0)
-    assert keys.tolist() == pytest.approx([1 / 8] * 8, abs=0.02)
-    third = batch.asked[batch.positions == 4]
-    # A seventh of the draws: 0.05.
-    assert (torch.bincount(third, minlength=4)[1:] / len(third)).tolist() == pytest.approx([1 / 3] * 3, abs=0.05)
+    return retrieval_batch(size, LENGTH, KEYS, VALUES, generator, position, target)
 
 
 @pytest.mark.parametrize("target", ["value", "token"])
@@ -112,7 +81,7 @@ def bound_of(head, inputs):
     for other in (None, *range(1, inputs.shape[1] - 1)):
         short = inputs[:, [0, -1] if other is None else [0, other, -1]]
         errors.append(head(short)[0][:, -1].abs().amax(-1))
-    return least_bos_weight(torch.stack(errors).amax(0), norms[:, 0], norms[:, -1], norms[:, 1:-1])
+    return least_bos_weight_by_odds(torch.stack(errors).amax(0), norms[:, 0], norms[:, -1], norms[:, 1:-1])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -141,11 +110,11 @@ def test_no_softmax_head_breaks_the_bound(seed):
 def test_the_bound_by_hand():
     one = torch.tensor(1.0)
     # No error, no doubt; alone behind BOS: odds (η + β) / (μ - η).
-    assert float(least_bos_weight(0 * one, 0 * one, one, torch.ones(3))) == 1
-    assert float(least_bos_weight(0.1 * one, 0 * one, one, torch.ones(0))) == pytest.approx(1 / (1 + 0.1 / 0.9))
+    assert float(least_bos_weight_by_odds(0 * one, 0 * one, one, torch.ones(3))) == 1
+    assert float(least_bos_weight_by_odds(0.1 * one, 0 * one, one, torch.ones(0))) == pytest.approx(1 / (1 + 0.1 / 0.9))
     # One more: 0.12 / 0.9 · (1 + 2 / (0.5 - 0.1)) = 0.8.
-    assert float(least_bos_weight(0.1 * one, 0.02 * one, one, torch.tensor([0.5]))) == pytest.approx(1 / 1.8)
-    assert float(least_bos_weight(0.5 * one, 0 * one, one, torch.tensor([0.5]))) == 0
+    assert float(least_bos_weight_by_odds(0.1 * one, 0.02 * one, one, torch.tensor([0.5]))) == pytest.approx(1 / 1.8)
+    assert float(least_bos_weight_by_odds(0.5 * one, 0 * one, one, torch.tensor([0.5]))) == 0
 
 
 def test_the_bound_of_one_token_is_attained():
@@ -167,26 +136,3 @@ def test_divided_weights_obey_the_identity_behind_the_proof():
 
     first, second = (3 * output(x, y) - 2 * output(x) for x in (one, two))
     torch.testing.assert_close(first, second)
-    assert divisor_error(2, 3) == pytest.approx(1 / 5)
-    assert divisor_error(3, 4) == pytest.approx(1 / 7)
-    assert divisor_error(1, 1) == 0
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: retrieval_batch(0, 9, 8, 3), ConfigurationError, "batch 0 must be at least 1"),
-        (lambda: retrieval_batch(1, 3, 8, 3), ConfigurationError, "length 3 must be at least 4"),
-        (lambda: retrieval_batch(1, 9, 6, 3), ConfigurationError, "keys 6 must be at least 7: every content token has a key"),
-        (lambda: retrieval_batch(1, 9, 8, 0), ConfigurationError, "values 0 must be at least 1"),
-        (lambda: retrieval_batch(1, 9, 8, 3, position=1), ConfigurationError, r"position 1 must be in 2 … 8"),
-        (lambda: retrieval_batch(1, 9, 8, 3, position=9), ConfigurationError, r"position 9 must be in 2 … 8"),
-        (lambda: retrieval_batch(1, 9, 8, 3, target="key"), ConfigurationError, "target 'key' must be one of value, token"),
-        (lambda: least_bos_weight(*[torch.tensor(-1.0)] * 4), InputError, "error must be at least 0"),
-        (lambda: least_bos_weight(*[torch.tensor(math.nan)] * 4), InputError, "error must be at least 0"),
-        (lambda: divisor_error(0, 1), InputError, "divisors 0 and 1 must be positive"),
-    ],
-)
-def test_refusals(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

@@ -1,4 +1,4 @@
-"""The trigger task trained: models that are those of the paper, runs, retrieval, and what no choice of maps can do."""
+"""The trigger task trained: models that are those of the paper, runs, and what no choice of maps can do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 import torch
-from tests.studies.theory.retrieval_solutions import relu_solution, softmax_solution
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.operations.gated import Gated
@@ -16,14 +15,11 @@ from sinklab.operations.sink_token import SinkToken
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.registry import operations
-from sinklab.studies.theory.retrieval_task import BOS, least_bos_weight
 from sinklab.studies.theory.trigger_bounds import TriggerHeads, trigger_batch
 from sinklab.studies.trigger import lab
 from sinklab.studies.trigger.evaluation import evaluate
 from sinklab.studies.trigger.lab import as_released, label_of
-from sinklab.studies.trigger.model import TriggerModel
-from sinklab.studies.trigger.problem import TriggerProblem, divisor_quotient, full_rows, obstacle, train
-from sinklab.studies.trigger.retrieval import RetrievalProblem, evaluate_retrieval
+from sinklab.studies.trigger.problem import TriggerModel, TriggerProblem, divisor_quotient, full_rows, obstacle, train
 from sinklab.studies.trigger.trigger import trigger
 
 SHORT = TriggerProblem(cap=3)
@@ -100,18 +96,6 @@ COUNTED = {"elu_kernel", "qk_norm", "sigma_reparam", "softcap", "softmax", "temp
 """Operations whose rows sum to one, with no null, bias or gate."""
 
 
-def test_with_several_triggers_off_means_off_all_of_them():
-    """By hand, on untrained maps: scores are about 0, and BOS has 1/i at every query that is no trigger."""
-    problem = dataclasses.replace(SHORT, cap=1, triggers=5)
-    numbers = evaluate(train(as_released("softmax"), problem, 0).model, problem, 200)
-    drawn = problem.draw(200, torch.Generator().manual_seed(1_000_003), 7)
-    off = ~drawn.is_trigger[:, 1:]
-    expected = (1 / torch.arange(2, 17)).expand(200, -1)[off].mean()
-    # Scores of maps of size 0.02 are within 0.01 of 0.
-    torch.testing.assert_close(numbers.bos_mean[0, 0], expected, rtol=2e-2, atol=0)
-    assert drawn.is_trigger[:, 7].all()
-
-
 def test_same_seed_same_model_and_another_seed_another():
     one, two, other = (train(as_released("gated"), SHORT, seed) for seed in (4, 4, 5))
     states = [run.model.state_dict() for run in (one, two, other)]
@@ -140,7 +124,7 @@ def test_residual_and_bos_change_the_answers():
     without = dataclasses.replace(SHORT, bos=False).draw(8, torch.Generator().manual_seed(0), 7)
     assert torch.equal(without.inputs, batch.inputs[:, 1:])
     assert torch.equal(without.targets, batch.targets[:, 1:])
-    assert without.positions.tolist() == [[6]] * 8
+    assert without.positions.tolist() == [6] * 8
     assert torch.equal(TriggerProblem().answers(batch), batch.targets)
     assert torch.equal(TriggerProblem(heads=2).answers(batch), batch.inputs + batch.targets)
     assert (TriggerProblem().rate, TriggerProblem(layers=2).rate, TriggerProblem(learning_rate=0.5).rate) == (1e-3, 1e-4, 0.5)
@@ -164,7 +148,6 @@ def test_without_bos_there_is_no_bos_weight():
         ({"cap": 0}, "cap 0 must be at least 1"),
         ({"learning_rate": float("nan")}, "learning rate nan must be a positive number"),
         ({"tolerance": 0.0}, "tolerance 0.0 must be a positive number"),
-        ({"triggers": 14}, "14 triggers in 16 tokens; expected 1 … 13"),
         ({"target": "all"}, "target 'all' must be one of including, preceding"),
     ],
 )
@@ -330,109 +313,6 @@ def test_every_operation_can_be_put_in(name):
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"), [({"layers": 0}, "layers 0"), ({"heads": 0}, "heads 0"), ({"width": 3}, "width 3")]
-)
-def test_refusals(fields, message):
-    with pytest.raises(ConfigurationError, match=message):
-        TriggerModel(Softmax(), **fields)
-
-
-PROBLEM = RetrievalProblem()
-QUICK = dataclasses.replace(PROBLEM, length=6, keys=4, values=2, position=3, learning_rate=3e-3)
-
-
-def put_in(operation, solution):
-    model = TriggerModel(operation, 1, 1, len(solution.score)).double().eval()
-    layer, eye = model.layers[0], torch.eye(len(solution.score))
-    with torch.no_grad():
-        for linear, weight in (
-            (layer.q_proj, solution.score.T),
-            (layer.k_proj, eye),
-            (layer.v_proj, solution.value),
-            (layer.o_proj, eye),
-        ):
-            linear.weight.copy_(weight)
-    return model
-
-
-@pytest.mark.parametrize("target", ["value", "token"])
-@torch.no_grad()
-def test_solutions_are_solutions_of_the_model_that_is_trained(target):
-    batch = dataclasses.replace(PROBLEM, target=target).draw(64, torch.Generator().manual_seed(0))
-    inputs, targets = batch.inputs.double(), batch.targets.double()
-    silent = put_in(Relu(power=0.0), relu_solution(16, 4, target))
-    outputs, (weights,), _ = silent.with_weights(inputs)
-    # float64 sums of sixteen terms.
-    torch.testing.assert_close(outputs, targets, rtol=0, atol=1e-12)
-    assert not weights[..., 0].any()
-    sinks = put_in(Softmax(), softmax_solution(16, 4, 16, 1e-6, target))
-    outputs, (weights,), _ = sinks.with_weights(inputs)
-    assert float((outputs - targets).abs().max()) <= 1e-6
-    assert float(weights[:, 0, 1:, 0][~batch.is_trigger[:, 1:]].min()) >= 1 - 1e-6
-
-
-@torch.no_grad()
-def sink_bound(model, inputs):
-    """What the odds argument says of the weight on BOS at the last token of samples without trigger, and the weight."""
-    bos, query, others = inputs[:, :1], inputs[:, -1:], inputs[:, 1:-1]
-    pairs = [torch.cat((bos, query), dim=1), *(torch.cat((bos, other[:, None], query), dim=1) for other in others.unbind(1))]
-    error = torch.stack([model(pair)[:, -1].abs().amax(-1) for pair in pairs]).amax(0)
-    norms = (inputs @ model.attention[0].value_output()[0].mT).abs().amax(-1)
-    _, (weights,), _ = model.with_weights(inputs)
-    return least_bos_weight(error, norms[:, 0], norms[:, -1], norms[:, 1:-1]), weights[:, 0, -1, BOS]
-
-
-def test_training_grows_the_sink_that_the_odds_demand():
-    problem = QUICK
-    trained = train(Softmax(), problem, 0)
-    assert trained.outcome == "solved"
-    assert trained.error < problem.tolerance
-    numbers = evaluate_retrieval(trained.model, problem)
-    assert numbers.max_error < 3 * problem.tolerance  # other sequences than those of the last batch
-    assert numbers.before_bos_min > 0.99
-    assert numbers.trigger_bos < 0.01
-    before = problem.draw(100, torch.Generator().manual_seed(1), problem.position).inputs[:, : problem.position]
-    bound, weight = sink_bound(trained.model, before)
-    # float32: weights and outputs are right to some 1e-6.
-    assert bool((weight >= bound - 1e-5).all())
-    assert float(bound.mean()) > 0.9
-
-
-def test_relu_learns_it_without_a_sink():
-    trained = train(Relu(power=0.0), QUICK, 0)
-    assert trained.outcome == "solved"
-    numbers = evaluate_retrieval(trained.model, QUICK)
-    assert numbers.before_bos_mean < 1e-3
-    assert numbers.behind_bos_mean < 1e-3
-
-
-def test_a_trigger_at_the_end_has_nothing_behind_it_and_seeds_repeat():
-    problem = dataclasses.replace(QUICK, position=5, cap=3)
-    first, second = (train(Softmax(), problem, 4) for _ in range(2))
-    numbers = evaluate_retrieval(first.model, problem, 10)
-    assert numbers.behind_bos_mean is numbers.behind_trigger_mean is None
-    assert numbers == evaluate_retrieval(second.model, problem, 10)
-    assert first.outcome == "cap"
-    assert train(Softmax(), dataclasses.replace(QUICK, learning_rate=1e15, cap=200), 0).outcome == "diverged"
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"cap": 0}, "cap 0 must be at least 1"),
-        ({"tolerance": 0.0}, "tolerance 0.0 must be a positive number"),
-        ({"learning_rate": float("nan")}, "learning rate nan must be a positive number"),
-        ({"keys": 3}, "keys 3 must be at least 4"),
-        ({"position": 6}, "position 6 must be in 2 … 5"),
-        ({"batch": 0}, "batch 0 must be at least 1"),
-    ],
-)
-def test_refusals_of_retrieval(fields, message):
-    with pytest.raises(ConfigurationError, match=message):
-        train(Softmax(), dataclasses.replace(QUICK, **fields), 0)
-
-
 def errors(setting: TriggerProblem) -> dict[str, float]:
     found = {name: obstacle(as_released(name), setting) for name in operations}
     return {name: what[1] for name, what in found.items() if what is not None}
@@ -492,10 +372,6 @@ def test_divisors_by_hand():
 def test_the_divisor_must_be_the_number_of_tokens_in_the_mean(operation, target, bos, error):
     found = obstacle(operation, TriggerProblem(target=target, bos=bos))
     assert found is None if error is None else found[1] == pytest.approx(error)
-
-
-def test_what_the_proofs_need_of_the_setting():
-    assert errors(TriggerProblem(triggers=13)) == errors(TriggerProblem())
 
 
 def test_independent_weights_obey_the_identity_behind_the_proof():

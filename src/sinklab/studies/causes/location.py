@@ -113,7 +113,7 @@ def location(
             loss = experiment.change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
         first = int(text.kept[0]) + received.front if text.kept[0] >= 0 else None
         at_place = received.null() if isinstance(place, str) else received.at(place)
-        at_first = [None] * len(heads) if first is None else received.at(first)
+        at_first: list[float | None] = [None] * len(heads) if first is None else received.at(first)
         conditions[text.name] = Condition(text.name, first, at_place, at_first, received.strongest(top), loss, scored)
     shares = [-1.0 if share is None else share for share in conditions["as it is"].at_place]
     head, where = shares.index(max(shares)), place if isinstance(place, (int, str)) else list(place)
@@ -136,12 +136,15 @@ def rows(found: Location, heads: Mapping[str, Head]) -> Iterator[Row]:
     """Rows of the long table; ``heads`` by their names."""
     for condition in found.conditions.values():
         common: Coordinates = {"probe": "causes_location", "count": found.texts, "intervention": f"sink: {condition.name}"}
-        shares = [(AT_PLACE, condition.at_place), (AT_FIRST_TOKEN, condition.at_first_token)]
-        cells = [(metric, name, of, None) for metric, all_of in shares for name, of in zip(found.heads, all_of, strict=True)]
-        cells += [(STRONG_POSITION, strong.head, strong.weight, strong.position) for strong in condition.strongest]
-        for metric, name, value, position in cells:
+        cells: list[tuple[Metric, str, float | None, Coordinates]] = [
+            (metric, name, share, {})
+            for metric, shares in ((AT_PLACE, condition.at_place), (AT_FIRST_TOKEN, condition.at_first_token))
+            for name, share in zip(found.heads, shares, strict=True)
+        ]
+        cells += [(STRONG_POSITION, one.head, one.weight, {"key_position": one.position}) for one in condition.strongest]
+        for metric, name, value, at in cells:
             if value is not None:
-                head, at = heads[name], {} if position is None else {"key_position": position}
+                head = heads[name]
                 where: Coordinates = {**common, **at, "module": head.module, "layer": head.layer, "head": head.head}
                 yield {**where, "metric": metric, "value": value}
         of_loss = experiment.LOSS_CHANGE.of(found.unit)

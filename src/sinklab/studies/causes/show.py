@@ -76,8 +76,10 @@ def show(found: Causes) -> Iterator[Block]:
     yield from (Say(note, small=True) for note in found.notes)
     if found.location is not None:
         yield Heading("Where the sink goes", 3)
-        refused = isinstance(found.location, Refused)
-        yield from [Say(f"Not measured: {found.location.refused}", small=True)] if refused else _location(found.location)
+        if isinstance(found.location, Refused):
+            yield Say(f"Not measured: {found.location.refused}", small=True)
+        else:
+            yield from _location(found.location)
 
 
 def _facts(found: Causes) -> Iterator[Sequence[str]]:
