@@ -41,7 +41,7 @@ from sinklab_claims.reproduce.show import show_results, write_claims_page
 from sinklab_claims.reproduce.store import claim_called, measurement, reading, version_of
 from sinklab_claims.verdict.records import read_results, summary_of
 from sinklab_claims.verdict.rule import judge_model, judge_models, judge_part
-from sinklab_claims.xiao2023 import SILENT, content_of_checkpoint
+from sinklab_claims.xiao2023 import SILENT, freed_weight
 
 CALLS: list[int] = []
 
@@ -459,7 +459,7 @@ def test_the_sink_silenced_leaves_the_first_query_alone(llama, text):
     # Float32 losses of order 5; in one layer nothing else depends on the sink's own query.
     assert torch.allclose(silent[:, 0], plain[:, 0], atol=1e-5)
     assert not torch.allclose(silent[:, 1:], plain[:, 1:], atol=1e-3)
-    numbers = content_of_checkpoint(checkpoint)
+    numbers = freed_weight(checkpoint)
     assert numbers[SILENT]["cost"] == pytest.approx(float((silent - plain).mean()), abs=1e-6)
 
 

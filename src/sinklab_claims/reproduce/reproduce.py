@@ -189,7 +189,7 @@ def chosen(
     asked = [
         claim.name
         for claim in claims
-        if (claim.checkpoint or not on_models)
+        if (claim.checkpoint if on_models else claim.costs or names)
         and (base is None or bool(names) or base in bases_at(cast(Scale, scale), claim.bases))
         and source in (None, claim.source)
         and cost in (None, claim.costs.get(scale))
