@@ -368,5 +368,5 @@ def recomputation_equals_sinks() -> Fields:
             remark="Windows begin with BOS where the tokenizer puts it in front of a text; whether every row of the "
             "training did, a checkpoint does not say.",
         ),
-        costs={"tiny": "minutes", "60m": "gpu", "1b": "gpu"},
+        costs={"tiny": "minutes"},
     )
