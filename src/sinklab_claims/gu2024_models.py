@@ -23,11 +23,10 @@ from sinklab.studies.fold.measurement import fold
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab_claims.barbero2025 import without_bos
-from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, Times, Variant, base_called
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Times, Variant, base_called
 from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
 from sinklab_claims.gu2024_pretraining import rate
-from sinklab_claims.models import EMBEDDED, READ_IN_SECONDS, numbers_of
 from sinklab_claims.numbers.attention import SAMPLES, look
 from sinklab_claims.variants import (
     ALIBI,
@@ -42,7 +41,6 @@ from sinklab_claims.variants import (
     Fields,
     fixed,
     has_massive,
-    has_no_massive,
     has_no_sink,
     has_sink,
     of_paper,
@@ -91,39 +89,6 @@ def hidden_key_value_norms() -> Fields:
         read_outs=("sinks", "norms"),
         presupposes=(has_sink(),),
         parts=_stands_out(BASELINE),
-    )
-
-
-SOFTMAX, SIGMOID = "embedded:softmax", "embedded:sigmoid"
-
-
-def norms_of_both(seed: int, scale: Scale) -> Numbers:
-    """Sinks and norms of both embedded models on the texts of this seed."""
-    return {f"embedded:{name}": numbers_of(name, seed, scale, "sinks", "norms") for name in ("softmax", "sigmoid")}
-
-
-@claims.register("sigmoid_in_a_deeper_model")
-@gu
-def sigmoid_in_a_deeper_model() -> Fields:
-    """Of two models that are trained alike, the one with softmax has a sink and massive activations, and the one with sigmoid
-    attention has neither.
-
-    Two models of six layers that differ in the operation, as the paper's two of a billion parameters do. The sigmoid of the
-    embedded model is shifted by ``-log(256)`` (Ramapuram et al. 2024, arXiv 2409.04431); the paper's is not.
-    """
-    return dict(
-        where="section 7",
-        published="A billion parameters: sink rates 45.11 and 2.46; |h_1| over the mean of others at most 23.3 and 1.5.",
-        measure=norms_of_both,
-        natural_text=True,
-        one_model={"tiny": "embedded:softmax beside embedded:sigmoid"},
-        costs=READ_IN_SECONDS,
-        presupposes=(has_sink(SOFTMAX),),
-        parts=(has_massive(SOFTMAX), has_no_sink(SIGMOID), has_no_massive(SIGMOID)),
-        evidence={
-            "tiny": EMBEDDED["tiny"].replace("one trained model", "one trained model of each operation,"),
-            "small": EMBEDDED["small"].replace("trainings", "trainings of each operation,"),
-        },
     )
 
 

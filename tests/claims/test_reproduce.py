@@ -212,7 +212,6 @@ def test_what_cannot_be_run_is_refused(
         ({"costs": {}}, "has no costs"),
         ({"bases": ("bos", "bos")}, "bases are bos, bos; expected one or more of bos, no-bos, each once"),
         ({"bases": ("no-bos", "bos")}, "measures by itself, which no base decides, and names several bases"),
-        ({"measure": None, "variants": (Variant("baseline"),), "natural_text": True}, "says `natural_text` and measures noth"),
     ],
 )
 def test_claims_that_say_nothing_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -26,7 +26,7 @@ from sinklab_claims.reproduce import store as store_of_cells
 from sinklab_claims.reproduce.claims import STATEMENTS, write_statements
 from sinklab_claims.reproduce.store import make_cells, open_store, resolved_changes
 from sinklab_claims.testing import check_claim
-from sinklab_claims.verdict.rule import judge, judge_part
+from sinklab_claims.verdict.rule import judge, judge_model, judge_part
 
 # Three values m - d, m, m + d have the standard error d / sqrt(3), and t(0.975, 2) = 4.3026527.
 HALF = 4.302652729911275 / math.sqrt(3.0)
@@ -170,7 +170,7 @@ def test_trainings_that_are_all_alike_show_no_spread() -> None:
     )
     assert judge([none], [], seeds(*[0.0] * 5)).verdict == "inconclusive"
     assert judge([none], [], seeds(*[0.0] * 6)).verdict == "reproduced"
-    assert judge([none], [], seeds(0.0, 0.0, 0.0), one_model=True).verdict == "holds for this model"
+    assert judge_model([none], [], seeds(0.0, 0.0, 0.0)).verdict == "reproduced"  # draws of texts for one model
 
 
 def test_what_is_proved_holds_in_every_seed_or_is_refuted() -> None:

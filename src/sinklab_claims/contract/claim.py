@@ -241,10 +241,6 @@ class Claim:
         costs: scale to cost class. At scales that are not named the claim cannot be run; by default those of pre-training.
         bases: on which bases it is run, where a scale has several: first the one that is as in the source, which gives the
             verdict, then others to compare with.
-        one_model: scale to the name of the model that is measured there, where a seed draws texts for it and trains nothing: a
-            verdict is then about this model, and says so.
-        natural_text: of one that measures by itself, whether the models have read text that people wrote; else they have read
-            a synthetic language or a task of a theory. Of what is trained the scale decides.
         evidence: scale to a remark about the result there that other numbers support; never a guess.
         checkpoint: how it is measured on a model as it is; ``None`` where it takes training.
 
@@ -263,8 +259,6 @@ class Claim:
     measure: Measure | None = None
     costs: Mapping[Scale, Cost] = dataclasses.field(default_factory=lambda: dict(TRAINED_COSTS))
     bases: tuple[Base, ...] = ("bos",)
-    one_model: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
-    natural_text: bool = False
     evidence: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
     checkpoint: OnCheckpoint | None = None
 
@@ -285,8 +279,6 @@ class Claim:
             f"bases are {bases}; expected one or more of {', '.join(known)}, each once": not bases_known,
             "measures by itself, which no base decides, and names several bases": len(self.bases) > 1
             and self.measure is not None,
-            "says `natural_text` and measures nothing by itself; of what is trained the scale says it": self.natural_text
-            and self.measure is None,
         }
         for problem, found in problems.items():
             if found:

@@ -175,7 +175,7 @@ def _conclude(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Pat
         none = _found(request, Conclusion("not tested at this scale", (), (), reason), (), 0.0, run_id, [])
         return Result(answer(none), table_of((), run_id), {"kind": "claim", "claim": request.name}, None)
     numbers, seconds = _numbers(request, plan, seeds, out)
-    judgement = judge(claim.parts, claim.presupposes, numbers, one_model=request.scale in claim.one_model)
+    judgement = judge(claim.parts, claim.presupposes, numbers)
     own = {cell.name for cell in request.cells.values()}
     failed = [
         f"{name}: {why}" for name, why in errors.items() if name in own or name.startswith((f"{request.name} ", "read-outs "))
@@ -229,13 +229,11 @@ def _found(
     return ClaimFound(
         **about(request.name, claim, judgement, run_id),
         source_base=claim.bases[0] if claim.variants else None,
-        natural_text=claim.natural_text,
         scale=scale,
         base=request.base if claim.variants else None,
         cost=claim.costs.get(scale, ""),
         seeds=list(seeds),
         evidence=claim.evidence.get(scale, ""),
-        one_model=claim.one_model.get(scale),
         presupposes=[finding.record() for finding in judgement.presupposed],
         conditions=variants,
         read_outs=request.read_outs,
