@@ -64,11 +64,17 @@ class Form:
 
 @dataclass(frozen=True)
 class Silenced:
-    """Neurons whose write makes a sink stand out, set to zero for all tokens, and what the loss does; in place if ``kept``."""
+    """Neurons whose write makes a sink stand out, set to zero for all tokens, and what the loss does; in place if ``kept``.
+
+    Attributes:
+        change: of the loss behind the sinks.
+        at_sinks: of the loss of what the sinks themselves predict; ``None`` of a model that predicts no next token.
+    """
 
     module: str
     units: list[int]
     change: Interval
+    at_sinks: float | None
     kept: bool
 
 

@@ -199,7 +199,7 @@ def folded_copies(
     positions, _ = foldable_positions(sinks)
     if not positions:
         return
-    inputs, neurons = calibration.take(slice(0, 1)), birth_neurons(model, calibration.take(slice(0, 4)), sinks)
+    inputs = calibration.take(slice(0, 1))
     copied = copy.deepcopy(model)
     shapes = head_shapes(copied, inputs.on(input_device(copied), copied.dtype), sources=True)
     fits = calibrate(copied, calibration, shapes, positions, batch_size=2, progress=silent)
@@ -209,6 +209,7 @@ def folded_copies(
     constants = {name: parameters_of(fits[name], heads) for name, heads in folded.items() if heads}
     copied = attach_folded(copied, FoldedSink(positions=tuple(positions)), shapes, constants)
     yield "folded", "the sinks folded into constants", copied
+    neurons = birth_neurons(model, calibration.take(slice(0, 4)), sinks)
     for path, units in neurons:
         list(_made_zero(copied, path, units))
     if neurons:
@@ -384,14 +385,15 @@ def _silence(
     for path, units in neurons:
         saved = [(tensor, tensor.clone()) for tensor in _made_zero(model, path, units)]
         losses = sample_losses(model, samples.scored or samples).double()
-        change = mean_over_items((losses - before)[:, behind:].nanmean(1).numpy())
+        differences = losses - before
+        change = mean_over_items(differences[:, behind:].nanmean(1).numpy())
         kept = abs(change.mean) <= margin
         if kept:
             before = losses
         else:
             for tensor, old in saved:
                 tensor.copy_(old)
-        silenced.append(Silenced(path, units, change, kept))
+        silenced.append(Silenced(path, units, change, float(differences[:, :behind].nanmean()) if behind else None, kept))
     return silenced
 
 

@@ -35,9 +35,9 @@ def show(found: Folding) -> Iterator[Block]:
     if found.silenced:
         yield Heading("Neurons that make it stand out", 3)
         yield Grid(
-            ["Module", "Neurons", "Change without them, nats", "Silenced"],
+            ["Module", "Neurons", "Change without them, nats", "At the sinks themselves", "Silenced"],
             [
-                [one.module, ", ".join(map(str, one.units)), interval(one.change), "yes" if one.kept else "no"]
+                [one.module, ", ".join(map(str, one.units)), interval(one.change), one.at_sinks, "yes" if one.kept else "no"]
                 for one in found.silenced
             ],
             text=2,
