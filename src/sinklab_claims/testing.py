@@ -83,7 +83,7 @@ def _produced(check: Checks, claim: Claim) -> set[str] | None:
         produced = None if produced is None or metrics is None else produced | {metric.name for metric in metrics}
     for part in (*claim.parts, *claim.presupposes):
         for variant, metric in sorted(part.effect.needs()):
-            known = variant in trained or claim.measure is not None
+            known = variant in trained or claim.measure is not None or not trained
             check.require(known, "variants", f"{part.says!r} to speak of {', '.join(sorted(trained))}", variant)
             if variant in trained and produced is not None:
                 names = ", ".join(sorted(produced))

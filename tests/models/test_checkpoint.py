@@ -42,16 +42,6 @@ def test_offline_is_said():
         locate("no/where", None, False)
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"), [("softmax", "embedded:softmax"), ("embeded/softmax", "embedded:softmax"), ("org/modle", "org/model")]
-)
-def test_the_nearest_of_what_is_there_is_suggested(name, meant, tmp_path, monkeypatch):
-    (tmp_path / "models--org--model" / "snapshots").mkdir(parents=True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(InputError, match=f"did you mean '{meant}'"):
-        locate(name, None, False)
-
-
 def test_empty_name_and_file(tmp_path):
     with pytest.raises(InputError, match="name is empty"):
         locate("", None, False)

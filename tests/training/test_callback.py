@@ -116,7 +116,7 @@ def test_training_is_bit_identical_with_and_without(tmp_path, bf16):
     assert sorted(set(callback.table.table()["step"])) == [0, 1, 2, 3, 4]
 
 
-def test_packed_rows_are_the_rows_that_were_given(monkeypatch):
+def test_rows_of_several_tables_are_the_rows_that_were_given(monkeypatch):
     rows = [
         {"metric": "loss", "unit": "nats", "value": number / 7 if number % 3 else float("nan"), "key_position": number}
         if number % 2
@@ -128,7 +128,7 @@ def test_packed_rows_are_the_rows_that_were_given(monkeypatch):
     monkeypatch.setattr(record, "LOOSE_ROWS", 6)
     for start in range(0, 20, 4):
         packed.add(rows[start : start + 4], step=5)
-    assert (len(packed._packed), len(packed._loose)) == (2, 4)
+    assert (len(packed._tables), len(packed._loose)) == (2, 4)
     pd.testing.assert_frame_equal(packed.table(), plain.table())
     pd.testing.assert_frame_equal(packed.table(), make_table([{**row, "seed": 3, "step": 5} for row in rows]))
 

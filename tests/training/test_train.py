@@ -398,22 +398,18 @@ def test_what_a_run_sets_for_the_process_is_put_back(run):
     torch.set_num_threads(threads)
 
 
-def show(screen) -> None:
-    screen.note("weights of [somewhere]")
-    screen.preparing("encoding", 10, 0)
-    screen.step(3)
-    screen.record(3, 2.34567, 12345.6, 61.2)
-    screen.result(3, {"sink_rate": 12.5, "sink_loss_gap": 0.123456})
-
-
 def test_lines_where_nobody_watches(capsys):
     with bookkeeping.display(10) as screen:
-        show(screen)
+        screen.note("weights of [somewhere]")
+        screen.progress("encoding", 10, 0)
+        screen.step(3)
+        screen.record(3, 2.34567, 12345.6)
+        screen.result(3, {"sink_rate": 12.5, "sink_loss_gap": 0.123456})
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
         "weights of [somewhere]",
-        "step 3/10  loss 2.3457  12,346 tokens/s  0:01:01 left",
+        "step 3/10  loss 2.3457  12,346 tokens/s",
         "step 3/10  sink rate 12.5 %  sink loss gap 0.123",
     ]
 

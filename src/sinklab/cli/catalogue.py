@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import inspect
 import json
-import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,32 +81,19 @@ def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
 
 
 def describe(name: str) -> list[Description]:
-    """The plug-ins (of any kind) called ``name``, and the metric of that name where none of them declares it, with what does.
+    """The plug-ins (of any kind) called ``name``, and the metric of a probe; ``run.json`` defines those of its table.
 
     Raises:
-        UnknownNameError: nothing is called so; the message suggests the nearest name, or what can be done with a model.
+        UnknownNameError: nothing is called so; the message suggests the nearest name.
     """
-    descriptions = _kept(name)
-    kinds = {description.kind for description in descriptions}
-    descriptions += [_plugin(one, name) for one in KINDS.values() if name in one and one.kind not in kinds]
-    if "metric" in kinds or any(metric.name == name for description in descriptions for metric in description.metrics):
-        return descriptions
-    metric = declarations.declared(name)
-    if metric is None and not descriptions and not _is_model(name):
-        metric = every_metric().get(name)
-    if metric is not None:
-        descriptions.append(_metric(metric))
-    if descriptions:
-        return descriptions
-    if _is_model(name):
-        raise UnknownNameError(
-            f"{name!r} is a model, and this says what plug-ins and metrics are. 'sinklab audit {name}' measures it; in "
-            f"Python sinklab.show({name!r}, TEXT) draws its heads"
-        )
-    known = [plugin for registry in KINDS.values() for plugin in registry]
-    near = difflib.get_close_matches(name, [*known, *declarations.catalogue()], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
+    kept = _kept(name)
+    kinds = {description.kind for description in kept}
+    found = kept + [_plugin(one, name) for one in KINDS.values() if name in one and one.kind not in kinds]
+    if not found:
+        near = difflib.get_close_matches(name, [plugin for registry in KINDS.values() for plugin in registry], n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UnknownNameError(f"no plug-in and no metric of a probe is called {name!r}.{hint} See: sinklab list")
+    return found
 
 
 def _kept(name: str) -> list[Description]:
@@ -133,23 +118,6 @@ def definitions() -> dict[str, list[dict[str, Any]]]:
         file = description.file and Path(description.file).relative_to(PACKAGE).as_posix()
         found.setdefault(description.name, []).append(description.to_dict() | {"file": file})
     return found
-
-
-def _is_model(name: str) -> bool:
-    """Whether a name is that of an embedded model, of a checkpoint in a directory, or of one on the hub."""
-    folder = Path(name)
-    return (folder / "config.json").is_file() if folder.is_dir() else name.startswith("embedded:") or "/" in name
-
-
-def every_metric() -> dict[str, Metric]:
-    """Every metric that sinklab and its plug-ins declare, for which all of them are imported: some seconds."""
-    for registry in KINDS.values():
-        for name in registry:
-            registry[name]
-    for module in pkgutil.walk_packages(sinklab.__path__, "sinklab."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    return declarations.catalogue()
 
 
 def _metric(metric: Metric) -> Description:
@@ -184,11 +152,6 @@ def _model_summary(name: str) -> str:
     )
 
 
-def _file(plugin: object) -> str:
-    """The file of a class or a function."""
-    return str(sys.modules[plugin.__module__].__file__)
-
-
 def _plugin(registry: Registry[Any], name: str) -> Description:
     """Docstring, settings, metrics and papers of a plug-in; of a claim what it states, of a recipe its configuration."""
     plugin = registry[name]
@@ -205,9 +168,10 @@ def _plugin(registry: Registry[Any], name: str) -> Description:
     elif isinstance(plugin, type):
         parameters = list(_arguments(plugin))
         version = getattr(plugin, "version", None)
-    about = "\n".join([text, sys.modules[plugin.__module__].__doc__ or "", *(f"{one.paper} {one.text}" for one in metrics)])
+    module = sys.modules[plugin.__module__]
+    about = "\n".join([text, module.__doc__ or "", *(f"{one.paper} {one.text}" for one in metrics)])
     return Description(
-        registry.kind, name, registry.summary(name), text, parameters, metrics, _papers(about), version, _file(plugin)
+        registry.kind, name, registry.summary(name), text, parameters, metrics, _papers(about), version, str(module.__file__)
     )
 
 
@@ -253,14 +217,14 @@ def show(name: str) -> Listing:
     """Say what a plug-in or a metric is: definition, parameters, papers.
 
     Args:
-        name: A name from 'sinklab list' (a probe, an operation, a recipe, a corpus, …), or a metric of a table.
+        name: A name from 'sinklab list' (a probe, an operation, a recipe, a corpus, …), or a metric of a probe.
 
     Examples:
         sinklab show sink_rate
         sinklab show gu2024
     """
     descriptions = describe(name)
-    return Listing([description.to_dict() for description in descriptions], lambda record: _descriptions(descriptions))
+    return Listing([description.to_dict() for description in descriptions], lambda record: _shown(descriptions))
 
 
 def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
@@ -271,42 +235,35 @@ def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
         yield from (Text(f"  {name:<{width}}{plain(summary)}") for name, summary in names.items())
 
 
-def _descriptions(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
-    """Plug-ins, an empty line between them."""
-    for number, description in enumerate(descriptions):
-        if number:
-            yield ""
-        yield from _description(description)
-
-
-def _description(description: Description) -> Iterator[RenderableType]:
-    """Docstring, parameters, definitions and papers of a plug-in, and its file."""
-    version = "" if description.version is None else f", version {description.version}"
-    yield f"[bold]{description.name}[/bold] ({description.kind}{version})"
-    yield Text(plain(description.summary))
-    first, _, rest = description.text.partition("\n\n")
-    is_repeated = " ".join(first.split()) == description.summary  # of a plug-in whose class says what its file would
-    if text := rest if is_repeated else description.text:
-        yield Text(f"\n{plain(text)}")
-    if description.parameters:
-        yield from _parameters(description)
-    if description.metrics:
-        yield "\n[bold]definitions[/bold]"
-        for metric in description.metrics:
+def _shown(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
+    """Docstring, parameters, definitions and papers of plug-ins, and their files; an empty line between them."""
+    for number, one in enumerate(descriptions):
+        version = "" if one.version is None else f", version {one.version}"
+        yield f"{chr(10) if number else ''}[bold]{one.name}[/bold] ({one.kind}{version})"
+        yield Text(plain(one.summary))
+        first, _, rest = one.text.partition("\n\n")
+        is_repeated = " ".join(first.split()) == one.summary  # of a plug-in whose class says what its file would
+        if text := rest if is_repeated else one.text:
+            yield Text(f"\n{plain(text)}")
+        yield from _parameters(one)
+        if one.metrics:
+            yield "\n[bold]definitions[/bold]"
+        for metric in one.metrics:
             yield f"  [bold]{metric.name}[/bold] {escape(f'[{metric.unit}]')} version {metric.version}"
             yield Text(f"    {metric.text}{f'  {metric.paper}' if metric.paper else ''}")
-    if description.papers:
-        yield "\n[bold]papers[/bold]"
-        yield from (Text(f"  https://arxiv.org/abs/{paper}") for paper in description.papers)
-    if description.file:
-        yield "\n[bold]file[/bold]"
-        yield Text(f"  {description.file}")
+        if one.papers:
+            yield "\n[bold]papers[/bold]"
+            yield from (Text(f"  https://arxiv.org/abs/{paper}") for paper in one.papers)
+        if one.file:
+            yield "\n[bold]file[/bold]"
+            yield Text(f"  {one.file}")
 
 
 def _parameters(description: Description) -> Iterator[RenderableType]:
     """Parameters with their types; of a recipe the fields of its configuration, as ``--set`` takes them."""
     is_recipe = description.kind == "recipe"
-    yield f"\n[bold]{'fields, for --set' if is_recipe else 'parameters'}[/bold]"
+    if description.parameters:
+        yield f"\n[bold]{'fields, for --set' if is_recipe else 'parameters'}[/bold]"
     for parameter in description.parameters:
         default = "" if parameter.default is None else f" = {parameter.default}"
         yield Text(f"  {parameter.name}{default}" if is_recipe else f"  {parameter.name}: {parameter.type}{default}")

@@ -112,21 +112,13 @@ def require_function(name: str, value: object, of: str) -> None:
 
 
 def require_path(name: str, value: object) -> None:
-    """Refuse what is no path, as a text or an object of ``pathlib``.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
+    """Refuse what is no path, as a text or an object of ``pathlib``."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigurationError(f"{name} is {_shown(value, 'of ')}; expected a path")
 
 
 def require_number(name: str, value: object) -> None:
-    """Refuse what is no number, such as a text with one.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
+    """Refuse what is no number, such as a text with one."""
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError
@@ -136,11 +128,7 @@ def require_number(name: str, value: object) -> None:
 
 
 def require_whole(name: str, value: object, least: int, why: str = "") -> None:
-    """Refuse a setting ``name`` below ``least``, or that is no whole number.
-
-    Raises:
-        ConfigurationError: it is.
-    """
+    """Refuse a setting ``name`` below ``least``, or that is no whole number."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -153,9 +141,6 @@ def _shown(value: object, before: str = "") -> str:
     """A value in a message; of what may have pages, such as a model, its class, with a word before it."""
     return repr(value) if isinstance(value, (str, int, float, type(None))) else f"{before}{type(value).__name__}"
 
-
-BYTES_OF_NUMBER = 36
-"""Of an integer in a list: an object of Python, and the pointer to it."""
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")

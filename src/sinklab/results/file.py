@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.folder import PREFIX, SUFFIX, check_writable, placed
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 def require_plain_file(path: Path) -> None:
     """Refuse what would make a reader wait for ever or read something that is no file.
@@ -115,15 +118,11 @@ def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool, 
         flush(temporary)
         try:
             check_file(path, overwrite, name)
-            if overwrite:
-                temporary.replace(path)
-            else:
-                _rename_to_new(temporary, path)
-        except (InputError, FileExistsError) as error:
+        except InputError as error:
             rescued = path.with_name(f"{path.stem}-{secrets.token_hex(3)}{path.suffix}")
             temporary.replace(rescued)
-            said = error if isinstance(error, InputError) else f"output file {path} has been made by another process meanwhile"
-            raise InputError(f"{said}. What was to be written there is in {rescued}") from None
+            raise InputError(f"{error}. What was to be written there is in {rescued}") from None
+        temporary.replace(path)
         flush(path.parent)
 
 
@@ -197,17 +196,6 @@ def _remove_if_dead(path: Path) -> None:
             os.close(handle)
 
 
-def _rename_to_new(temporary: Path, path: Path) -> None:
-    """Rename, unless there is something at the new name, which rename alone would replace."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # no hard links here: take the name with an empty file, and replace that
-        path.open("xb").close()
-        temporary.replace(path)
-
-
 def flush(path: Path) -> None:
     """Have a file, or the names in a folder, on the disk before anything says that it is there."""
     if os.name == "nt" and path.is_dir():
@@ -219,23 +207,10 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-def write_image(figure: Figure, path: Path, *, dpi: float | None = None, metadata: dict[str, str | None] | None = None) -> None:
+def write_image(figure: Figure, path: Path) -> None:
     """Draw a figure into a file of a folder that is ours; a file there is replaced.
-
-    Args:
-        dpi: dots per inch; by default that of the figure.
-        metadata: what the file says of itself; ``None`` for an entry leaves it out.
 
     Raises:
         InputError: what is there is no regular file.
     """
-    write_atomically(
-        path,
-        lambda temporary: figure.savefig(
-            temporary, format=path.suffix.lstrip("."), dpi="figure" if dpi is None else dpi, metadata=metadata
-        ),
-    )
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format=path.suffix.lstrip(".")))

@@ -92,11 +92,7 @@ def require_no_less(
 
 
 def check_free(out: Path, overwrite: bool) -> None:
-    """Refuse an output directory that exists, before any work is done.
-
-    Raises:
-        InputError: it exists and ``overwrite`` is off, or it cannot be made or replaced here.
-    """
+    """Refuse an output directory that exists, before any work is done."""
     check_place(out)
     if not holds_nothing(out):
         if not overwrite:
@@ -208,8 +204,6 @@ class FolderLock:
         # Without flock, filelock would go over to a file that outlives a killed process.
         self._lock = FileLock(self.path, thread_local=False, fallback_to_soft=False)
         self._acquire(patience)
-        # A number that no other file gets while we hold ours open.
-        self._identity = self._stat()
         with contextlib.suppress(OSError):  # where locks are mandatory, nobody can read it either
             self.path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
 
@@ -236,38 +230,16 @@ class FolderLock:
                     "could write there at the same time; choose another with `out`"
                 ) from error
 
-    def _stat(self) -> tuple[int, int] | None:
-        try:
-            status = os.stat(self.path)
-        except FileNotFoundError:
-            return None
-        return status.st_dev, status.st_ino
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.release()
 
-    @property
-    def held(self) -> bool:
-        """Whether the lock is still ours: somebody may have removed its file."""
-        return self._lock.is_locked and self._stat() == self._identity
-
-    def require(self) -> None:
-        """Check that the lock is still ours, before something is put in place.
-
-        Raises:
-            InputError: it is not, so that another process may be at work.
-        """
-        if not self.held:
-            raise InputError(f"{self.path} was removed while this process was using {self.out}; nothing is written there")
-
     def release(self) -> None:
         """Let others use the folder; the lock file goes, and folders above it that were made for it and stayed empty."""
-        if self.held:
-            with contextlib.suppress(PermissionError):  # where an open file cannot be removed, filelock removes it
-                self.path.unlink()  # while the lock is held: who opened it before sees that it has no name, and opens anew
+        with contextlib.suppress(OSError):  # where an open file cannot be removed, filelock removes it
+            self.path.unlink()  # while the lock is held: who opened it before sees that it has no name, and opens anew
         self._lock.release()
         for parent in self._made:
             with contextlib.suppress(OSError):

@@ -71,19 +71,17 @@ class DataConfig(Section):
 class OptimizerConfig(Section):
     """Optimiser of the run; the numbers mean what they mean in ``torch.optim``."""
 
-    name: Literal["adamw", "adam", "rmsprop", "adafactor", "sgd", "muon"] = Field(
+    name: Literal["adamw", "adam", "sgd"] = Field(
         "adamw",
-        description="adamw (fused), adam (decay through the gradient), rmsprop, adafactor, sgd, or muon (matrices inside "
-        "the blocks; AdamW for the rest)",
+        description="adamw (fused), adam (decay through the gradient), or sgd",
     )
     learning_rate: float = Field(5e-3, gt=0, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), description="decay rates of Adam's moments"
     )
     eps: float = Field(1e-8, gt=0, description="added to the root of Adam's second moment")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd, rmsprop and muon")
-    muon_learning_rate: float = Field(0.02, gt=0, description="learning rate of the matrices under muon")
-    weight_decay: float = Field(0.1, ge=0, description="decoupled, except for adam, rmsprop and sgd")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled, except for adam and sgd")
     decay: Literal["all", "matrices"] = Field(
         "all",
         description="decay every parameter (Gu et al.'s release), or only the matrices of linear maps and of the token "
@@ -159,7 +157,11 @@ class WatchConfig(Section):
     window: int = Field(32, ge=1, description="window of the loss with and without the sink beyond it")
 
 
-RETIRED: Mapping[str, Mapping[str, object]] = {"data": {"packing": "stream"}, "watch": {"bos": None}}
+RETIRED: Mapping[str, Mapping[str, object]] = {
+    "data": {"packing": "stream"},
+    "optimizer": {"muon_learning_rate": 0.02},
+    "watch": {"bos": None},
+}
 """Fields of former versions and what they were by default, which is what now always is."""
 
 

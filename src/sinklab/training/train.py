@@ -256,7 +256,7 @@ def _prepare(
         named, trained = config, checkpoint if init_from else source  # whose tokenizer is taken, unless one is named
         if config.data.tokenizer is None and trained is not None and (trained / "tokenizer_config.json").is_file():
             named = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(trained)})})
-        data = prepare_data(named, cache, screen.preparing)
+        data = prepare_data(named, cache, screen.progress)
     require_same_text(earlier, data, out)
     if config.training.dtype == "bfloat16" and not has_bfloat16(chosen_device(config)):
         screen.note("this device has no instructions for bfloat16, and steps in it are many times slower than in float32")

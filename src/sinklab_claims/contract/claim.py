@@ -292,10 +292,12 @@ class Claim:
         problems = {
             "has no parts; a claim says something about a number": not self.parts,
             f"reference {self.reference!r} names no 'arXiv NNNN.NNNNN'": not re.search(r"arXiv \d{4}\.\d{5}", self.reference),
-            "has neither variants nor measure, so nothing can be run": not self.variants and self.measure is None,
+            "has no variants, no measure and no checkpoint, so nothing can be run": not self.variants
+            and self.measure is None
+            and self.checkpoint is None,
             f"two variants have one label: {', '.join(labels)}": len(set(labels)) < len(labels),
             f"a variant starts after {after}, which is no variant of it": bool(after),
-            "has no costs, so no scale to run at": not self.costs,
+            "has no costs, so no scale to run at": not self.costs and self.checkpoint is None,
             f"bases are {bases}; expected one or more of {', '.join(known)}, each once": not bases_known,
             "measures by itself, which no base decides, and names several bases": len(self.bases) > 1
             and self.measure is not None,

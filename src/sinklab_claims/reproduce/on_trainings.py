@@ -170,7 +170,11 @@ def _conclude(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Pat
     """Judge a claim by what there is, and write it down."""
     claim, run_id = request.claim, new_run_id()
     if not request.runnable:
-        reason = f"the claim can be run at {', '.join(claim.costs)} only"
+        reason = (
+            f"the claim can be run at {', '.join(claim.costs)} only"
+            if claim.costs
+            else "it is measured on models as they are: --model"
+        )
         none = _found(request, Conclusion("not tested at this scale", (), (), reason), (), 0.0, run_id, [])
         return Result(answer(none), table_of((), run_id), {"kind": "claim", "claim": request.name}, None)
     numbers, seconds = _numbers(request, plan, seeds, out)

@@ -416,11 +416,11 @@ class _Kept(Watch):
         self.paths = [Store(task.folder).paths(task.name, task.settings)[0] for task in tasks]
         for path in self.paths:
             path.unlink(missing_ok=True)  # of another version, and to be written anew
-        self.progress = progress
-        self.tick(lambda name: "")
+        self.shown = progress
+        self.tick()
 
-    def tick(self, newest: Callable[[str], str]) -> None:
-        self.progress("measuring", sum(path.is_file() for path in self.paths), len(self.paths))
+    def tick(self) -> None:
+        self.shown("measuring", sum(path.is_file() for path in self.paths), len(self.paths))
 
 
 def run_missing(

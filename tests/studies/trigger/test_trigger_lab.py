@@ -19,8 +19,7 @@ from sinklab.studies.theory.trigger_bounds import TriggerHeads, trigger_batch
 from sinklab.studies.trigger import lab
 from sinklab.studies.trigger.evaluation import evaluate
 from sinklab.studies.trigger.lab import as_released, label_of
-from sinklab.studies.trigger.model import TriggerModel
-from sinklab.studies.trigger.problem import TriggerProblem, divisor_quotient, full_rows, obstacle, train
+from sinklab.studies.trigger.problem import TriggerModel, TriggerProblem, divisor_quotient, full_rows, obstacle, train
 from sinklab.studies.trigger.trigger import trigger
 
 SHORT = TriggerProblem(cap=3)
@@ -312,14 +311,6 @@ def test_every_operation_can_be_put_in(name):
     assert all(
         parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.numel()
     )
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"), [({"layers": 0}, "layers 0"), ({"heads": 0}, "heads 0"), ({"width": 3}, "width 3")]
-)
-def test_refusals(fields, message):
-    with pytest.raises(ConfigurationError, match=message):
-        TriggerModel(Softmax(), **fields)
 
 
 def errors(setting: TriggerProblem) -> dict[str, float]:

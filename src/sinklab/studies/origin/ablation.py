@@ -83,23 +83,24 @@ def writer_of(model: nn.Module, sublayer: Sublayer, heads: int | None) -> Writer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decomposition:
-    """A write at a place as a sum.
+    """A write at a place as a sum; fields as in :class:`~sinklab.studies.origin.found.Origin`, of a place without a write none.
 
     Attributes:
         norm: of the mean write over samples and places.
         channels: the largest ones, as far as they make up :data:`COVERED` of the squared norm.
-        parts: units in falling order, up to :data:`COVERED` of the norm together.
+        units: in falling order, up to :data:`COVERED` of the norm together.
         rest: what is not from units: the bias.
         error: largest deviation of the sum of all parts from the norm, as a share of it.
-        why: why the write is not split; empty where it is.
+        not_split: why the write is not split; empty where it is.
     """
 
-    norm: float
-    channels: list[Channel]
-    parts: list[Unit]
-    rest: float
-    error: float
-    why: str
+    norm: float | None = None
+    channels: list[Channel] = dataclasses.field(default_factory=list)
+    unit_kind: str | None = None
+    units: list[Unit] = dataclasses.field(default_factory=list)
+    rest: float | None = None
+    error: float | None = None
+    not_split: str = ""
 
 
 class _Seen(Tap):
@@ -154,7 +155,7 @@ def decompose(setting: OriginSetting, sublayer: Sublayer, writer: Writer | None,
     if writer is None:
         why = "what it writes is not the rescaled output of one linear map"
         why = "what the block adds is not the sum of writes that are seen" if sublayer.kind == "block" else why
-        return Decomposition(norm, channels, [], norm, 0.0, why)
+        return Decomposition(norm, channels, None, [], norm, 0.0, why)
     given, directions = torch.cat(seen.given), writer.directions.double().cpu()
     bias = torch.zeros_like(mean) if writer.bias is None else writer.bias.double().cpu()
     plain, factor = given @ directions + bias, torch.full_like(written, sublayer.scale)
@@ -166,14 +167,14 @@ def decompose(setting: OriginSetting, sublayer: Sublayer, writer: Writer | None,
     along, rest = writer.along(given, factor * direction).mean(0), float((bias * factor * direction).sum(1).mean())
     error = abs(norm - float(along.sum()) - rest) / max(norm, 1e-300)
     why = "" if error <= tolerance else f"its parts sum to the write only up to {100 * error:.2g} % of it"
-    parts: list[Unit] = []
+    units: list[Unit] = []
     for unit in [] if why else along.argsort(descending=True)[:MOST].tolist():
         columns = writer.columns([unit])
         own = (given[:, columns] @ directions[columns] * factor).mean(0)
-        parts.append(Unit(unit, f"{writer.kind} {unit}", float(along[unit]), float(own.norm()), float(own[order[0]])))
-        if sum(part.along for part in parts) >= COVERED * norm:
+        units.append(Unit(unit, f"{writer.kind} {unit}", float(along[unit]), float(own.norm()), float(own[order[0]])))
+        if sum(one.along for one in units) >= COVERED * norm:
             break
-    return Decomposition(norm, channels, parts, norm if why else rest, error, why)
+    return Decomposition(norm, channels, writer.kind, units, norm if why else rest, error, why)
 
 
 Mode = Literal["zero", "mean", "constant"]

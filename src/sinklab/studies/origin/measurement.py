@@ -151,7 +151,7 @@ def birth_neurons(model: PreTrainedModel, samples: Samples, sinks: Sinks) -> lis
             sublayer = structure.sublayers[birth.stage - 1] if birth.jumps and birth.stage else None
             if sublayer is None or sublayer.kind != "mlp" or (writer := writer_of(model, sublayer, None)) is None:
                 continue
-            found.append((writer.path, [part.unit for part in decompose(setting, sublayer, writer, at).parts]))
+            found.append((writer.path, [one.unit for one in decompose(setting, sublayer, writer, at).units]))
     return found
 
 
@@ -266,9 +266,7 @@ def _birth(
     # The block behind the origin with the largest spike; the block of the next birth leaves that one.
     blocks = slice(behind, last + (birth.until is None))
     spike_block = behind + int(clean.spikes[:, blocks].mean(0).argmax())
-    writer: Writer | None = None
-    split: Decomposition | None = None
-    edits, measured = list[Edit](), list[Measured]()
+    split, edits, measured = Decomposition(), list[Edit](), list[Measured]()
     if sublayer is not None and block is not None:
         heads = clean.weights.get(f"{sublayer.attention}#{block.call}" if block.call else str(sublayer.attention))
         writer = writer_of(setting.model, sublayer, None if heads is None else heads.shape[1])
@@ -294,13 +292,7 @@ def _birth(
         after=birth.after,
         peak=birth.peak,
         norms=Norms(*(setting.growth.means(mask, blocks=True).nanmean(0).tolist() for mask in (at, setting.others))),
-        norm=None if split is None else split.norm,
-        rest=None if split is None else split.rest,
-        error=None if split is None else split.error,
-        not_split="" if split is None else split.why,
-        channels=[] if split is None else split.channels,
-        unit_kind=None if writer is None else writer.kind,
-        units=[] if split is None else split.parts,
+        **vars(split),
         weight=_known(mean_over(clean.weights, own).nanmean()),
         uniform=_known(mean_over(clean.uniform, own).nanmean()),
         spike=float(clean.spikes[:, spike_block].mean()),
@@ -330,8 +322,8 @@ def _edits(
     setting: OriginSetting, at: Tensor, sublayer: Sublayer, writer: Writer | None, split: Decomposition
 ) -> Iterator[Edit]:
     """Edits of the units of a write, of as many random ones, of the whole write and of its channels."""
-    if writer is not None and split.parts:
-        yield from _edits_of_units(setting, at, sublayer, writer, [part.unit for part in split.parts])
+    if writer is not None and split.units:
+        yield from _edits_of_units(setting, at, sublayer, writer, [one.unit for one in split.units])
     if sublayer.kind != "block":
         what = "the whole write of the sublayer 0 at the place"
         yield Edit("zero", "write", what, stage=sublayer.stage, write=True)

@@ -17,8 +17,7 @@ from sinklab.results.file import write_image
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.results.table import finite
 from sinklab.studies.theory.trigger_bounds import counter_of
-from sinklab.studies.trigger.model import TriggerModel
-from sinklab.studies.trigger.problem import TriggerProblem
+from sinklab.studies.trigger.problem import TriggerModel, TriggerProblem
 
 EVALUATION_SEED = 1_000_003
 """Seed of the evaluated samples; seeds of training are small numbers."""
@@ -202,25 +201,23 @@ def write_maps(numbers: TriggerNumbers, caption: str, path: Path) -> None:
     layers, heads = numbers.mean.shape[:2]
     figure = Figure(figsize=(2.6 * 2 * heads + 0.6, 2.5 * layers + 0.5), layout="constrained", dpi=110)
     figure.suptitle(caption, fontsize=9)
+    panels = figure.subplots(layers, 2 * heads, squeeze=False)
     visible = np.tril(np.ones(numbers.mean.shape[2:], dtype=bool))
-    for side, (name, maps) in enumerate((("mean", numbers.mean), ("std", numbers.std))):
+    for name, maps, least, axes in (
+        ("mean", numbers.mean, 1.0, panels[:, :heads]), ("std", numbers.std, 0.0, panels[:, heads:]),
+    ):  # fmt: skip
         shown = maps.cpu().numpy()
         # Weights that are no probabilities may pass 1 or be negative; one scale for all heads, so that they can be compared.
-        largest = max(1.0 if side == 0 else 0.0, float(np.nanmax(np.abs(shown), initial=0.05)))
+        largest = max(least, float(np.nanmax(np.abs(shown), initial=0.05)))
         low = -largest if float(np.nanmin(shown, initial=0.0)) < 0 else 0.0
-        axes = [
-            [figure.add_subplot(layers, 2 * heads, 2 * heads * row + heads * side + column + 1) for column in range(heads)]
-            for row in range(layers)
-        ]
-        for layer, row in enumerate(axes):
-            for head, panel in enumerate(row):
-                cells = np.where(visible, shown[layer, head], np.nan)
-                image = panel.imshow(cells, cmap="RdBu" if low else "viridis", vmin=low, vmax=largest)
-                panel.set_title(name if layers * heads == 1 else f"{name}, layer {layer} head {head}", fontsize=8)
-                panel.tick_params(labelsize=6)
-                for axis in (panel.xaxis, panel.yaxis):
-                    axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-                panel.set_xlabel("key", fontsize=7)
-                panel.set_ylabel("query", fontsize=7)
-        figure.colorbar(image, ax=[panel for row in axes for panel in row], fraction=0.05).ax.tick_params(labelsize=6)
+        for (layer, head), panel in np.ndenumerate(axes):
+            cells = np.where(visible, shown[layer, head], np.nan)
+            image = panel.imshow(cells, cmap="RdBu" if low else "viridis", vmin=low, vmax=largest)
+            panel.set_title(name if layers * heads == 1 else f"{name}, layer {layer} head {head}", fontsize=8)
+            panel.tick_params(labelsize=6)
+            for axis in (panel.xaxis, panel.yaxis):
+                axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+            panel.set_xlabel("key", fontsize=7)
+            panel.set_ylabel("query", fontsize=7)
+        figure.colorbar(image, ax=list(axes.flat), fraction=0.05).ax.tick_params(labelsize=6)
     write_image(figure, path)

@@ -7,6 +7,7 @@ import re
 from typing import ClassVar
 
 from sinklab.policies.base import SlotPolicy
+from sinklab.registry import policies
 from sinklab.studies.export.base import Answer, Engine, ExportPlan, expressed, not_expressible
 
 
@@ -38,7 +39,7 @@ class Transformers(Engine):
 
     def text(self, plan: ExportPlan) -> str:
         quantized = plan.quantized if isinstance(plan.policy, SlotPolicy) else None
-        settings = ", ".join(f"{json.dumps(name)}: {value!r}" for name, value in plan.settings.items())
+        settings = ", ".join(f"{json.dumps(name)}: {value!r}" for name, value in policies.settings(plan.policy).items())
         return f'''
 import sys
 
