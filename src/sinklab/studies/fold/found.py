@@ -52,12 +52,17 @@ class FoldedHead:
 
 @dataclass(frozen=True)
 class Form:
-    """What stands in the place of the sinks, and the change of the loss in nats; ``chosen`` is what is saved."""
+    """What stands in the place of the sinks, and what it changes; ``chosen`` is what is saved.
+
+    Attributes:
+        loss: nats; ``None`` where there is none: a model without a head, pictures without classes.
+        change: of the loss, in nats; without one, of the output: the distance over its norm.
+    """
 
     name: str
     score: str
     value: str
-    loss: float
+    loss: float | None
     change: Interval
     chosen: bool = False
 
