@@ -215,7 +215,7 @@ class TestShow:
 
     @pytest.mark.parametrize(("plural", "name"), [(plural, name) for plural in KINDS for name in KINDS[plural]])
     def test_every_plugin(self, plural, name):
-        record = next(record.to_dict() for record in describe(name) if record.kind == KINDS[plural].kind)
+        record = next(record for record in describe(name) if record["kind"] == KINDS[plural].kind)
         assert record["summary"] == KINDS[plural].summary(name)
         plugin = KINDS[plural][name]
         metrics = getattr(plugin, "metrics", None) or getattr(sys.modules[plugin.__module__], "METRICS", ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import inspect
 import json
@@ -21,7 +20,6 @@ from sinklab.cli.derive import plain
 from sinklab.errors import ContractError, UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.registry import KINDS, Registry, registry_of
-from sinklab.results import metric as declarations
 from sinklab.results.blocks import Block, Facts, Grid, Say
 from sinklab.results.file import check_file
 from sinklab.results.metric import Metric, metrics_of
@@ -34,35 +32,9 @@ DEFINITIONS = PACKAGE / "cli" / "definitions.json"
 """What :func:`definitions` gives, so that a definition is shown without importing what measures it; ``make docs`` writes it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """One parameter of a plug-in, as its class declares it; of a recipe one field of its configuration, with what it means."""
-
-    name: str
-    type: str
-    default: str | None
-    text: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """What a plug-in says of itself."""
-
-    kind: str
-    name: str
-    summary: str
-    text: str
-    parameters: list[Parameter]
-    metrics: tuple[Metric, ...]
-    papers: list[str]
-    version: int | None
-    file: str
-
-    def to_dict(self) -> dict[str, object]:
-        """For JSON."""
-        shown = ("name", "text", "unit", "paper", "version")
-        record = dataclasses.asdict(self)
-        return record | {"metrics": [{key: metric[key] for key in shown} for metric in record["metrics"]]}
+Description = dict[str, Any]
+"""What a plug-in or a metric says of itself, as ``--json`` has it: kind, name, summary, text, parameters (each with name, type,
+default and text), metrics (each with name, text, unit, paper and version), papers, version and file."""
 
 
 def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
@@ -86,9 +58,10 @@ def describe(name: str) -> list[Description]:
     Raises:
         UnknownNameError: nothing is called so; the message suggests the nearest name.
     """
-    kept = _kept(name)
-    kinds = {description.kind for description in kept}
-    found = kept + [_plugin(one, name) for one in KINDS.values() if name in one and one.kind not in kinds]
+    kept = json.loads(DEFINITIONS.read_text(encoding="utf-8")).get(name, [])  # for which nothing is imported
+    kinds = {record["kind"] for record in kept}
+    found = [record | {"file": record["file"] and str(PACKAGE / record["file"])} for record in kept]
+    found += [_plugin(one, name) for one in KINDS.values() if name in one and one.kind not in kinds]
     if not found:
         near = difflib.get_close_matches(name, [plugin for registry in KINDS.values() for plugin in registry], n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -96,37 +69,32 @@ def describe(name: str) -> list[Description]:
     return found
 
 
-def _kept(name: str) -> list[Description]:
-    """What :data:`DEFINITIONS` says of a name, for which nothing is imported."""
-    descriptions = []
-    for record in json.loads(DEFINITIONS.read_text(encoding="utf-8")).get(name, []):
-        record["parameters"] = [Parameter(**parameter) for parameter in record["parameters"]]
-        record["metrics"] = tuple(declarations.LOSS._with(**metric) for metric in record["metrics"])  # no declarations
-        descriptions.append(Description(**record | {"file": record["file"] and str(PACKAGE / record["file"])}))
-    return descriptions
-
-
-def definitions() -> dict[str, list[dict[str, Any]]]:
+def definitions() -> dict[str, list[Description]]:
     """By name what the plug-ins of sinklab say of themselves, and the metrics of its probes: what :data:`DEFINITIONS` holds."""
     own = [registry for plural, registry in KINDS.items() if plural not in ("recipes", "read_outs", "claims")]
     described = [_plugin(registry, name) for registry in own for name in sorted(registry._files())]
-    names = {description.name for description in described}
-    measured = {metric.name: metric for description in described for metric in description.metrics}
+    names = {record["name"] for record in described}
+    measured = {metric.name: metric for probe in KINDS["probes"]._files() for metric in metrics_of("probes", probe)}
     described += [_metric(metric) for name, metric in sorted(measured.items()) if name not in names]
-    found: dict[str, list[dict[str, Any]]] = {}
-    for description in described:
-        file = description.file and Path(description.file).relative_to(PACKAGE).as_posix()
-        found.setdefault(description.name, []).append(description.to_dict() | {"file": file})
+    found: dict[str, list[Description]] = {}
+    for record in described:
+        file = record["file"] and Path(record["file"]).relative_to(PACKAGE).as_posix()
+        found.setdefault(record["name"], []).append(record | {"file": file})
     return found
+
+
+def _described(kind: str, name: str, summary: str, text: str, metrics: Sequence[Metric], **more: Any) -> Description:
+    shown = [{key: getattr(one, key) for key in ("name", "text", "unit", "paper", "version")} for one in metrics]
+    record = {"kind": kind, "name": name, "summary": summary, "text": text, "parameters": [], "metrics": shown}
+    return record | {"papers": [], "version": None, "file": ""} | more
 
 
 def _metric(metric: Metric) -> Description:
     """One metric, and which probe or read-out measures it."""
     owners = [(plural, own) for plural in ("probes", "read_outs") for own in KINDS[plural] if metric in metrics_of(plural, own)]
-    measured = " and ".join(f"the {KINDS[plural].kind} {own}" for plural, own in owners) or "a study"
-    return Description(
-        "metric", metric.name, f"Measured by {measured}.", "", [], (metric,), _papers(metric.paper), metric.version, ""
-    )
+    measured = " and ".join(f"the {KINDS[plural].kind} {own}" for plural, own in owners)
+    about = {"papers": _papers(metric.paper), "version": metric.version}
+    return _described("metric", metric.name, f"Measured by {measured}.", "", [metric], **about)
 
 
 def _papers(text: str) -> list[str]:
@@ -157,25 +125,23 @@ def _plugin(registry: Registry[Any], name: str) -> Description:
     plugin = registry[name]
     text, plural = inspect.getdoc(plugin) or "", registry.plural
     metrics = metrics_of(plural, name) if plural in ("probes", "read_outs", "claims") else ()
-    parameters, version = [], None
+    more: dict[str, Any] = {}
     if plural == "recipes":
-        parameters = list(_config_fields(plugin(), ""))
+        more["parameters"] = list(_config_fields(plugin(), ""))
     elif plural == "claims":
         claim = plugin()
         costs = ", ".join(f"{cost} at scale {scale}" for scale, cost in claim.costs.items())
         published = f"Published: {claim.published}\n{claim.reference}"
         text = "\n\n".join(part for part in (f"Claim: {claim.statement}", published, f"Cost: {costs}.", text) if part)
     elif isinstance(plugin, type):
-        parameters = list(_arguments(plugin))
-        version = getattr(plugin, "version", None)
+        more = {"parameters": list(_arguments(plugin)), "version": getattr(plugin, "version", None)}
     module = sys.modules[plugin.__module__]
     about = "\n".join([text, module.__doc__ or "", *(f"{one.paper} {one.text}" for one in metrics)])
-    return Description(
-        registry.kind, name, registry.summary(name), text, parameters, metrics, _papers(about), version, str(module.__file__)
-    )
+    more |= {"papers": _papers(about), "file": str(module.__file__)}
+    return _described(registry.kind, name, registry.summary(name), text, metrics, **more)
 
 
-def _config_fields(section: Any, prefix: str) -> Iterator[Parameter]:
+def _config_fields(section: Any, prefix: str) -> Iterator[dict[str, Any]]:
     """Every field of a configuration by its dotted path, as ``--set`` takes it."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -184,17 +150,17 @@ def _config_fields(section: Any, prefix: str) -> Iterator[Parameter]:
         else:
             kind = field.annotation
             shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-            yield Parameter(f"{prefix}{name}", shown, json.dumps(value), field.description or "")
+            yield {"name": f"{prefix}{name}", "type": shown, "default": json.dumps(value), "text": field.description or ""}
 
 
-def _arguments(cls: type) -> Iterator[Parameter]:
+def _arguments(cls: type) -> Iterator[dict[str, Any]]:
     """What its constructor takes."""
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         kind, default = parameter.annotation, parameter.default
         shown = kind if isinstance(kind, str) else "" if kind is parameter.empty else inspect.formatannotation(kind)
-        yield Parameter(name, shown, None if default is parameter.empty else repr(default))
+        yield {"name": name, "type": shown, "default": None if default is parameter.empty else repr(default), "text": ""}
 
 
 @command("list")
@@ -224,7 +190,7 @@ def show(name: str) -> Listing:
         sinklab show gu2024
     """
     descriptions = describe(name)
-    return Listing([description.to_dict() for description in descriptions], lambda record: _shown(descriptions))
+    return Listing(descriptions, _shown)
 
 
 def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
@@ -238,37 +204,37 @@ def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
 def _shown(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
     """Docstring, parameters, definitions and papers of plug-ins, and their files; an empty line between them."""
     for number, one in enumerate(descriptions):
-        version = "" if one.version is None else f", version {one.version}"
-        yield f"{chr(10) if number else ''}[bold]{one.name}[/bold] ({one.kind}{version})"
-        yield Text(plain(one.summary))
-        first, _, rest = one.text.partition("\n\n")
-        is_repeated = " ".join(first.split()) == one.summary  # of a plug-in whose class says what its file would
-        if text := rest if is_repeated else one.text:
+        version = "" if one["version"] is None else f", version {one['version']}"
+        yield f"{chr(10) if number else ''}[bold]{one['name']}[/bold] ({one['kind']}{version})"
+        yield Text(plain(one["summary"]))
+        first, _, rest = one["text"].partition("\n\n")
+        is_repeated = " ".join(first.split()) == one["summary"]  # of a plug-in whose class says what its file would
+        if text := rest if is_repeated else one["text"]:
             yield Text(f"\n{plain(text)}")
         yield from _parameters(one)
-        if one.metrics:
+        if one["metrics"]:
             yield "\n[bold]definitions[/bold]"
-        for metric in one.metrics:
-            yield f"  [bold]{metric.name}[/bold] {escape(f'[{metric.unit}]')} version {metric.version}"
-            yield Text(f"    {metric.text}{f'  {metric.paper}' if metric.paper else ''}")
-        if one.papers:
+        for metric in one["metrics"]:
+            yield f"  [bold]{metric['name']}[/bold] {escape('[' + metric['unit'] + ']')} version {metric['version']}"
+            yield Text(f"    {metric['text']}{'  ' if metric['paper'] else ''}{metric['paper']}")
+        if one["papers"]:
             yield "\n[bold]papers[/bold]"
-            yield from (Text(f"  https://arxiv.org/abs/{paper}") for paper in one.papers)
-        if one.file:
+            yield from (Text(f"  https://arxiv.org/abs/{paper}") for paper in one["papers"])
+        if one["file"]:
             yield "\n[bold]file[/bold]"
-            yield Text(f"  {one.file}")
+            yield Text(f"  {one['file']}")
 
 
 def _parameters(description: Description) -> Iterator[RenderableType]:
     """Parameters with their types; of a recipe the fields of its configuration, as ``--set`` takes them."""
-    is_recipe = description.kind == "recipe"
-    if description.parameters:
+    is_recipe = description["kind"] == "recipe"
+    if description["parameters"]:
         yield f"\n[bold]{'fields, for --set' if is_recipe else 'parameters'}[/bold]"
-    for parameter in description.parameters:
-        default = "" if parameter.default is None else f" = {parameter.default}"
-        yield Text(f"  {parameter.name}{default}" if is_recipe else f"  {parameter.name}: {parameter.type}{default}")
-        if parameter.text:
-            yield Text(f"      {plain(parameter.text)}", style="dim")
+    for one in description["parameters"]:
+        default = "" if one["default"] is None else f" = {one['default']}"
+        yield Text(f"  {one['name']}{default}" if is_recipe else f"  {one['name']}: {one['type']}{default}")
+        if one["text"]:
+            yield Text(f"      {plain(one['text'])}", style="dim")
 
 
 @command

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -222,49 +222,54 @@ def _over_samples(values: NDArray[np.float32]) -> NDArray[Any]:
     return mean
 
 
+Place = tuple[str, int | None, str | None, NDArray[Any], NDArray[Any]]
+"""Name, position, token, and what every head gives it, as a weight and as a share of the row, ``(modules, heads)``."""
+
+
+def _places(
+    weights: _Weights, here: NDArray[np.bool_], part: str, about: Shown, maps: Maps | None, above: float, front: Sequence[str]
+) -> Iterator[Place]:
+    """Groups of positions, the null score, and the positions that get more than the threshold of some head of a part."""
+    mean, shares = (np.where((weights.early & here)[:, None], values, np.nan) for values in (weights.mean, weights.shares))
+    # The keys of the decoder are tokens of the target, and nothing of what the names and groups are of.
+    names, groups = (about.names, about.groups) if part != "decoder" else (None, {})
+    for name, members in groups.items():
+        yield name, None, None, mean[..., list(members)].sum(-1), shares[..., list(members)].sum(-1)
+    null = np.where(here, weights.null, np.nan)
+    if np.isfinite(null).any():
+        yield "the null score", None, None, null, null
+    texts = names or _texts(maps, part)
+    grouped = {position for members in groups.values() for position in members}
+    for position in np.flatnonzero((np.nan_to_num(np.minimum(mean, shares)) > above).any((0, 1))).tolist():
+        if position not in grouped:
+            text = texts[position] if texts is not None and position < len(texts) else None
+            called = front[position] if not part and position < len(front) else text if names is not None else None
+            token = None if called is not None else text
+            yield called or f"position {position}", position, token, mean[..., position], shares[..., position]
+
+
 def _sinks(
     weights: _Weights, about: Shown, maps: Maps | None, threshold: float, front: Sequence[str]
 ) -> list[tuple[Sink, NDArray[Any]]]:
-    """Positions, groups of positions and the null score that get more than the threshold of some head, part by part.
+    """The places that get more than the threshold of some head, part by part.
 
     Each with what every head gives it, ``(modules, heads)``; 0 of heads of other parts.
     """
     above, found = just_above(threshold), []
     for part in dict.fromkeys(row.part for row in weights.grid):
         here = np.array([row.part == part for row in weights.grid])[:, None]
-        null = np.where(here, weights.null, np.nan)
-        mean, shares = (np.where((weights.early & here)[:, None], values, np.nan) for values in (weights.mean, weights.shares))
-        # The keys of the decoder are tokens of the target, and nothing of what the names and groups are of.
-        own = part != "decoder"
-        names = about.names if own else None
-        texts, groups = names or _texts(maps, part), about.groups if own else {}
-        places: list[tuple[str, int | None, str | None, NDArray[Any], NDArray[Any]]] = [
-            (name, None, None, mean[..., list(members)].sum(-1), shares[..., list(members)].sum(-1))
-            for name, members in groups.items()
-        ]
-        if np.isfinite(null).any():
-            places.append(("the null score", None, None, null, null))
-        grouped = {position for members in groups.values() for position in members}
-        for position in np.flatnonzero((np.nan_to_num(np.minimum(mean, shares)) > above).any((0, 1))).tolist():
-            if position not in grouped:
-                text = texts[position] if texts is not None and position < len(texts) else None
-                called = front[position] if not part and position < len(front) else text if names is not None else None
-                token = None if called is not None else text
-                at = mean[..., position], shares[..., position]
-                places.append((called or f"position {position}", position, token, *at))
-        for name, place, token, values, share in places:
+        whose = "" if not part else f" of {part}" if part == "cross-attention" else f" of the {part}"
+        for name, place, token, values, share in _places(weights, here, part, about, maps, above, front):
             # A weight says nothing by itself where rows have no fixed sum: that of a sigmoid is 1/2 on every key of score 0.
             sinking = np.argwhere(np.nan_to_num(np.minimum(values, share)) > above).tolist()
-            if not sinking:
-                continue
-            heads = [(weights.grid[row].layer, head, float(values[row, head])) for row, head in sinking]
-            whose = "" if not part else f" of {part}" if part == "cross-attention" else f" of the {part}"
-            sink = Sink(
-                name=name + whose, position=place, token=token, mean_weight=float(np.nanmean(values)),
-                heads=sorted(heads, key=lambda head: -head[2]), part=part,
-            )  # fmt: skip
-            others = np.where(np.isfinite(weights.mean).any(-1), 0.0, np.nan)
-            found.append((sink, np.where(here, values, others)))
+            if sinking:
+                heads = [(weights.grid[row].layer, head, float(values[row, head])) for row, head in sinking]
+                sink = Sink(
+                    name=name + whose, position=place, token=token, mean_weight=float(np.nanmean(values)),
+                    heads=sorted(heads, key=lambda head: -head[2]), part=part,
+                )  # fmt: skip
+                others = np.where(np.isfinite(weights.mean).any(-1), 0.0, np.nan)
+                found.append((sink, np.where(here, values, others)))
     return found
 
 

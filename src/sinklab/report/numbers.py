@@ -110,27 +110,27 @@ class Numbers:
 
     def by_position(self, probe: str, metric: str, num_positions: int) -> NDArray[np.float64] | None:
         """The whole model's number at every key position, ``(num_positions,)``; NaN where there is none."""
-        rows = self.rows(probe, metric)
-        if rows is None:
-            return None
-        rows = rows[(rows["layer"] == ABSENT) & (rows["head"] == ABSENT) & (rows["key_position"] >= 0)]
-        return _means(rows, rows["key_position"].to_numpy(), num_positions) if len(rows) else None
+        rows = self._part_of_rows(probe, metric, of_heads=False, at_positions=True)
+        return None if rows is None else _means(rows, rows["key_position"].to_numpy(), num_positions)
 
     def by_head(self, probe: str, metric: str) -> NDArray[np.float64] | None:
         """``(modules, num_heads)``; NaN where there is none; ``None`` when it was not measured per head."""
-        rows = self.rows(probe, metric)
-        if rows is None:
-            return None
-        rows = rows[(rows["head"] != ABSENT) & (rows["key_position"] == ABSENT)]
-        return self._on_grid(rows, rows["head"].to_numpy() * 0, 1)[..., 0] if len(rows) else None
+        rows = self._part_of_rows(probe, metric, of_heads=True, at_positions=False)
+        return None if rows is None else self._on_grid(rows, np.zeros(len(rows), dtype=np.int64), 1)[..., 0]
 
     def by_head_and_position(self, probe: str, metric: str, num_positions: int) -> NDArray[np.float64] | None:
         """``(modules, num_heads, num_positions)``; NaN where there is none; ``None`` when not measured so."""
+        rows = self._part_of_rows(probe, metric, of_heads=True, at_positions=True)
+        return None if rows is None else self._on_grid(rows, rows["key_position"].to_numpy(), num_positions)
+
+    def _part_of_rows(self, probe: str, metric: str, *, of_heads: bool, at_positions: bool) -> pd.DataFrame | None:
+        """Rows of heads or of the whole model, with a key position or without; ``None`` where there are none."""
         rows = self.rows(probe, metric)
         if rows is None:
             return None
-        rows = rows[(rows["head"] != ABSENT) & (rows["key_position"] >= 0)]
-        return self._on_grid(rows, rows["key_position"].to_numpy(), num_positions) if len(rows) else None
+        heads = rows["head"] != ABSENT if of_heads else (rows["layer"] == ABSENT) & (rows["head"] == ABSENT)
+        rows = rows[heads & (rows["key_position"] >= 0 if at_positions else rows["key_position"] == ABSENT)]
+        return rows if len(rows) else None
 
     def by_layer(
         self, probe: str, metric: str, positions: str = "none", sinks: Sequence[int] = (0,)

@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from sinklab.errors import InputError
-from sinklab.results.blocks import Block, display_token, number, percent
+from sinklab.results.blocks import Block, number, percent
 from sinklab.results.html import html, with_code
 from sinklab.results.table import read_run, write_text
 
@@ -111,9 +111,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        number=number, percent=percent, token=display_token, commands=lambda text: Markup(with_code(text))
-    )
+    environment.filters.update(number=number, percent=percent, commands=lambda text: Markup(with_code(text)))
     return environment
 
 

@@ -21,11 +21,7 @@ PREFIX, SUFFIX = ".sinklab-", ".partial"
 
 @contextlib.contextmanager
 def placed(path: Path) -> Iterator[None]:
-    """Around what writes: an error of the operating system names ``path``, whatever library and temporary file it came from.
-
-    Raises:
-        OSError: in the place of another one, and of those that libraries in Rust raise for the same reason.
-    """
+    """Around what writes: an error of the operating system names ``path``, whatever library and temporary file it came from."""
     try:
         yield
     except Exception as error:
@@ -108,10 +104,6 @@ def check_place(out: Path) -> None:
 
     A symbolic link is refused, not followed: the directory is put in place by renaming it, which would put it in the place of
     the link. Links above it are followed.
-
-    Raises:
-        InputError: a file, a link, the working directory or one above it, or a place that cannot be written.
-        OSError: a name that is too long.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.lstat(partial_folder(out))  # the longest of the names that are needed
@@ -140,9 +132,6 @@ def check_writable(path: Path, what: str, name: str = "out") -> None:
     Args:
         what: what the path is.
         name: the parameter that it was given with.
-
-    Raises:
-        InputError: the nearest directory that exists is none, or nothing can be written there; with the system's reason.
     """
     # Found before the minutes of measuring, not after them.
     parent = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
@@ -252,11 +241,7 @@ def partial_folder(out: Path) -> Path:
 
 
 def put_in_place(work: Path, out: Path) -> None:
-    """Let the folder ``work`` take the place of ``out``; what was there is removed.
-
-    Args:
-        work: in :func:`partial_folder` of ``out``.
-    """
+    """Let the folder ``work``, in :func:`partial_folder` of ``out``, take the place of ``out``; what was there is removed."""
     replaced = work.parent / "replaced"
     if out.exists():
         os.replace(out, replaced)
@@ -265,11 +250,7 @@ def put_in_place(work: Path, out: Path) -> None:
 
 
 def put_among(work: Path, out: Path) -> None:
-    """Move what the folder ``work`` holds into ``out``, each in the place of what has its name there; ``run.json`` comes last.
-
-    Args:
-        work: in :func:`partial_folder` of ``out``.
-    """
+    """Move what ``work`` holds into ``out``, each in the place of what has its name there; ``run.json`` comes last."""
     (out / "run.json").unlink(missing_ok=True)  # what has it is whole
     for path in sorted(work.iterdir(), key=lambda path: path.name == "run.json"):
         if path.is_dir() and (out / path.name).is_dir():
@@ -286,10 +267,7 @@ def set_aside(out: Path) -> None:
 
 
 def clear(out: Path) -> None:
-    """Remove what a run that did not end well has left beside ``out``, except for its store.
-
-    An earlier result that was moved aside is put back if nothing has taken its place.
-    """
+    """Remove what a run that did not end well has left beside ``out``, except for its store; put back what it moved aside."""
     work = partial_folder(out)
     if (work / "replaced").is_dir() and not out.exists():
         os.replace(work / "replaced", out)

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -84,8 +84,7 @@ def _facts(block: Facts) -> Table:
 def _grid(block: Grid) -> Iterator[RenderableType]:
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     for index, heading in enumerate(block.headings):
-        is_text = index < block.text
-        table.add_column(Text(_plain(heading)), justify="left" if is_text else "right", no_wrap=not is_text)
+        table.add_column(Text(_plain(heading)), justify="left" if index < block.text else "right")
     shown = block.rows if block.limit is None else block.rows[: block.limit]
     for row in shown:
         table.add_row(*(Text(_plain(cell_text(cell))) for cell in row))
@@ -113,21 +112,40 @@ def _head_map(block: HeadMap) -> Iterator[RenderableType]:
 
 
 def fitted(part: RenderableType, console: Console) -> Iterator[RenderableType]:
-    """A part as it fits on a console; a table that has no room for its longest words is shown in lines, nothing is cut off."""
-    if isinstance(part, Table) and part.show_header:
-        narrowest = [max(_width(cell, column.no_wrap) for cell in (column.header, *column.cells)) for column in part.columns]
-        if sum(narrowest) + 2 * (len(narrowest) - 1) > console.width:  # two spaces between columns
-            yield from _as_lines(part)
-            return
-        for column, width in zip(part.columns, narrowest, strict=True):
-            column.min_width = width
-    yield part
+    """A part as it fits on a console; nothing of a table is cut off, and what is no table stays as it is."""
+    if not isinstance(part, Table) or not part.show_header:
+        yield part
+        return
+    wide = console.options.update(width=10**6)
+    if Measurement.get(console, wide, part).maximum <= console.width or _narrowed(part, console):
+        yield part
+    else:
+        yield from _as_lines(part)
 
 
-def _width(cell: RenderableType, whole: bool) -> int:
-    """Of a cell, or of its longest word."""
-    text = _text(cell).plain
-    return max(map(cell_len, text.splitlines() if whole else text.split()), default=0)
+def _narrowed(table: Table, console: Console) -> bool:
+    """Set widths with which cells wrap between words; false where there is no room for the longest word of each column."""
+    wide = console.options.update(width=10**6)
+    measured = [
+        [Measurement.get(console, wide, _text(cell)) for cell in (column.header, *column.cells)] for column in table.columns
+    ]
+    widths = [
+        max(cell.maximum if column.no_wrap else cell.minimum for cell in cells)
+        for column, cells in zip(table.columns, measured, strict=True)
+    ]
+    room = console.width - 2 * (len(widths) - 1)  # two spaces between columns
+    if sum(widths) > room:
+        return False
+    natural = [max(cell.maximum for cell in cells) for cells in measured]
+    numbers = [index for index, column in enumerate(table.columns) if column.justify == "right"]
+    if sum(widths) + sum(natural[index] - widths[index] for index in numbers) <= room:  # numbers stay whole, texts wrap
+        widths = [natural[index] if index in numbers else width for index, width in enumerate(widths)]
+    for _ in range(room - sum(widths)):  # to the column that lacks most
+        lacks = [most - width for most, width in zip(natural, widths, strict=True)]
+        widths[lacks.index(max(lacks))] += 1
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width = width
+    return True
 
 
 def _as_lines(table: Table) -> Iterator[Text]:

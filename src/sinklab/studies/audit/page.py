@@ -496,6 +496,7 @@ def layer_figures(audits: Sequence[tuple[str, View]]) -> list[dict[str, object]]
     """
     figures = []
     for title, axis, caption, logarithmic, series in FIGURES:
+        drawn: list[tuple[str, dict[str, object], dict[int, float]]]
         if len(audits) == 1:
             view = audits[0][1]
             drawn = [(one[0].format(view.found.sink_name), {"kind": one[-1]}, _by_layer(view, one)) for one in series]

@@ -52,7 +52,7 @@ class ExportPlan:
     """A policy to be written for engines, and what was measured of it.
 
     Attributes:
-        model, revision: name of the model as the comparison had it, and the revision of a hub repository.
+        model: its name, as the comparison had it.
         bos: whether the texts of the comparison began with BOS.
         policy: the policy itself, which holds a bounded number of tokens.
         quantized: ``int8`` or ``int4`` for a cache of integers, else ``None``.
@@ -60,7 +60,6 @@ class ExportPlan:
     """
 
     model: str
-    revision: str | None
     bos: bool
     policy: Policy
     quantized: str | None
@@ -105,8 +104,7 @@ class ExportPlan:
             yield "stay", "tokens that stay", word if first else f"positions {', '.join(map(str, self.pinned))}"
         if self.recent is not None:
             yield "window", "recent tokens", f"the last {self.recent} before the query"
-        # A window moves along, and no distance changes in it; what is read anew has positions of its own each time.
-        if (self.pinned or by_rule) and self.policy.name != "recompute":
+        if self.pinned or by_rule:  # a window moves along, and no distance changes in it
             kind = "rank in the cache" if self.policy.positions == "in_cache" else "index in the text"
             yield "positions", "positions", kind
         if self.quantized is not None:

@@ -52,7 +52,7 @@ def plan_of(found: Comparison, policy: str | None = None, quantized: str | None 
     if quantized is not None:
         require_integers(made)
         sentences.append(_integers(found, made, quantized))
-    return ExportPlan(found.model, found.revision, bool(found.bos), made, quantized, tuple(sentences))
+    return ExportPlan(found.model, bool(found.bos), made, quantized, tuple(sentences))
 
 
 def _recommended(found: Comparison) -> tuple[Policy, PolicyEntry | None]:

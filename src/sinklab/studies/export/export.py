@@ -24,7 +24,7 @@ def export(
 
     Args:
         run: Output directory of 'sinklab cache', or of an audit with its section on policies.
-        to: kvpress, llama.cpp, transformers.
+        to: kvpress, llama.cpp.
         policy: A row of the run's table by its name or label, or name:setting=value; by default the recommended one.
         quantized: Quantise the cache, int8 or int4; what that costs 'sinklab cache --quantized' measures.
         out: Directory for the files; by default export inside RUN. Files of the same names are replaced.
@@ -37,7 +37,7 @@ def export(
     Examples:
         sinklab export build/cache --to llama.cpp,kvpress
         sinklab export build/cache --to llama.cpp --policy window
-        sinklab export build/cache --to transformers --policy blocks --out build/serve
+        sinklab export build/cache --to llama.cpp --policy blocks --out build/serve
     """
     from sinklab.results.file import check_file
     from sinklab.results.table import write_text
