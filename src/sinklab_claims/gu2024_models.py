@@ -27,7 +27,7 @@ from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, T
 from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
 from sinklab_claims.gu2024_pretraining import rate
-from sinklab_claims.models import EMBEDDED, READ_IN_SECONDS, embedded_model, numbers_of
+from sinklab_claims.models import EMBEDDED, READ_IN_SECONDS, numbers_of
 from sinklab_claims.numbers.attention import SAMPLES, look
 from sinklab_claims.variants import (
     ALIBI,
@@ -97,32 +97,9 @@ def hidden_key_value_norms() -> Fields:
 SOFTMAX, SIGMOID = "embedded:softmax", "embedded:sigmoid"
 
 
-def norms_of_softmax(seed: int, scale: Scale) -> Numbers:
-    """Sinks and norms of the embedded softmax model on the texts of this seed."""
-    return {SOFTMAX: numbers_of("softmax", seed, scale, "sinks", "norms")}
-
-
 def norms_of_both(seed: int, scale: Scale) -> Numbers:
-    """The same of both embedded models."""
-    return {**norms_of_softmax(seed, scale), SIGMOID: numbers_of("sigmoid", seed, scale, "sinks", "norms")}
-
-
-@claims.register("norms_of_a_deeper_model")
-@gu
-def norms_of_a_deeper_model() -> Fields:
-    """The sink token has a large hidden state, a small key and value, and an angle that draws queries, in a model of six
-    layers."""
-    return dict(
-        where="section 3.1",
-        published=PUBLISHED_NORMS,
-        measure=norms_of_softmax,
-        natural_text=True,
-        one_model={"tiny": SOFTMAX},
-        costs=READ_IN_SECONDS,
-        presupposes=(has_sink(SOFTMAX),),
-        parts=_stands_out(SOFTMAX),
-        evidence=EMBEDDED,
-    )
+    """Sinks and norms of both embedded models on the texts of this seed."""
+    return {f"embedded:{name}": numbers_of(name, seed, scale, "sinks", "norms") for name in ("softmax", "sigmoid")}
 
 
 @claims.register("sigmoid_in_a_deeper_model")
@@ -497,11 +474,6 @@ def folded(checkpoint: Checkpoint) -> Numbers:
     return numbers
 
 
-def folded_softmax(seed: int, scale: Scale) -> Numbers:
-    """The same of the embedded softmax model."""
-    return folded(embedded_model("softmax", seed, scale))
-
-
 @claims.register("sink_is_a_constant_bias")
 @gu
 def sink_is_a_constant_bias() -> Fields:
@@ -516,16 +488,12 @@ def sink_is_a_constant_bias() -> Fields:
         where="abstract and table 4",
         published="Sinks act as key biases that may say nothing: a model that is trained with a key bias whose value is 0 has "
         "its sink there (73.34). Of a trained model whose sink is replaced no number is published.",
-        measure=folded_softmax,
-        natural_text=True,
-        one_model={"tiny": SOFTMAX},
-        costs=READ_IN_SECONDS,
+        costs={},
         presupposes=(Part("hidden, with nothing in its place, the sink is missed", Value(cost, NOTHING), more_than=0.1),),
         parts=(
             Part("with constants in its place the loss stays", Value(cost, CONSTANTS), more_than=-0.02, less_than=0.02),
             Part("most heads that rest on it have them", Value("folded_share", CONSTANTS), more_than=0.5),
             Part("without the value the loss is higher", Difference(cost, SILENT, CONSTANTS), more_than=0.05),
         ),
-        evidence={scale: said.replace("100 texts", f"{2 * FOLDED_TEXTS} texts") for scale, said in EMBEDDED.items()},
         checkpoint=OnCheckpoint(measure=folded, reads="context"),
     )

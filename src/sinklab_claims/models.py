@@ -12,9 +12,6 @@ from sinklab.registry import read_outs
 from sinklab_claims.contract.claim import Cost, Scale
 from sinklab_claims.contract.trained import Checkpoint
 
-MODELS: Mapping[Scale, str] = {"tiny": "embedded:softmax", "60m": "EleutherAI/pythia-70m", "1b": "EleutherAI/pythia-1b"}
-"""Scales at which one model is measured, and a seed draws texts for it; at ``small`` a seed is a training."""
-
 READ_IN_SECONDS: Mapping[Scale, Cost] = {"tiny": "seconds", "small": "seconds"}
 """Costs of a claim about an embedded model on short rows."""
 
@@ -39,7 +36,7 @@ def model_of(scale: Scale, seed: int, operation: str = "softmax") -> str:
         UnknownNameError: a seed from which no model was trained; the message says how to train one.
     """
     if scale != "small":
-        return MODELS[scale].replace("embedded:softmax", f"embedded:{operation}")
+        return f"embedded:{operation}"
     name = embedded_called(operation, seed)
     embedded_path(name)  # refused here, before texts are drawn for it
     return name

@@ -16,12 +16,12 @@ from sinklab.attention.session import attend
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import DoesNotApply
 from sinklab.interventions.hide_key import HideKey
+from sinklab.models.loading import wrap_model
 from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
-from sinklab_claims import models
 from sinklab_claims.contract.trained import Checkpoint
-from sinklab_claims.models import embedded_model
+from sinklab_claims.models import embedded_model, opened
 from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.xiao2023 import CACHES, LINES, Shares, first_tokens, freed, line_stream
 from sinklab_claims.xiao2023_streams import LAST, late_in_a_stream, texts_of
@@ -78,27 +78,23 @@ def test_recomputation_is_that_of_the_policy(few):
 
 
 @pytest.fixture(scope="module")
-def foreign(tmp_path_factory):
-    """A random model of another architecture, the one of the larger scales, with the embedded model's tokenizer."""
-    folder = tmp_path_factory.mktemp("neox")
+def foreign():
+    """A random model of another architecture with the embedded model's tokenizer."""
     torch.manual_seed(0)
     config = GPTNeoXConfig(
         vocab_size=2048, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=128, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    GPTNeoXForCausalLM(config).save_pretrained(folder)
-    models.opened("embedded:softmax").encoder.tokenizer.save_pretrained(folder)
-    return str(folder)
+    return wrap_model(GPTNeoXForCausalLM(config).eval(), tokenizer=opened("embedded:softmax").tokenizer)
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in claims if claim_called(name).one_model is models.MODELS and "1b" in claim_called(name).costs]
+    "name", [name for name in claims if (how := claim_called(name).checkpoint) and how.reads in ("long", "past the training")]
 )
-def test_what_is_measured_is_what_is_judged(foreign, few, monkeypatch, name):
-    monkeypatch.setattr(models, "MODELS", {"1b": foreign})
+def test_what_is_measured_is_what_is_judged(foreign, few, name):
     claim = claim_called(name)
-    numbers = claim.measure(0, "1b")
-    for part in claim.parts + claim.presupposes:
+    numbers = claim.checkpoint.measure(Checkpoint(foreign, resolve_corpus("python_source")))
+    for part in (*(claim.checkpoint.parts or claim.parts), *claim.presupposes):
         assert all(math.isfinite(numbers[label][metric]) for label, metric in part.effect.needs())
 
 
@@ -124,7 +120,7 @@ def test_tokens_late_in_a_stream_are_those_at_the_start_of_texts(bos, number):
 
 
 def test_no_line_lies_where_a_cache_holds_a_part_of_it():
-    loaded = models.opened("embedded:softmax")
+    loaded = opened("embedded:softmax")
     found = {
         question.distance
         for back in LINES
