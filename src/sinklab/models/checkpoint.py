@@ -38,6 +38,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DISTRIBUTED = "shard-[0-9]*-model-*.safetensors"
 """Shards of a distributed checkpoint, which transformers prefers to the weights that are hashed and checked here."""
 
+
 class OwnCode(InputError):
     """The checkpoint ``name`` brings its own model code; ``end`` is of the sentence that sinklab does not run it."""
 
