@@ -404,7 +404,7 @@ def sigmoid_has_no_sink() -> Fields:
         evidence={
             "small": "Sigmoid without a bias, as in the source, starts with a half on every key and learns worse. The embedded "
             "pair, whose sigmoid starts with rows that sum to one (a bias of minus the logarithm of the context), differs by "
-            "0.4 to 1.7 % of the loss, and no training of it has a sink: sigmoid_in_a_deeper_model"
+            "0.4 to 1.7 % of the loss, and no training of it has a sink"
         },
     )
 

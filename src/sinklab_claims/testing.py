@@ -11,7 +11,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.testing._checks import Checks, first_line
-from sinklab_claims.contract.claim import COSTS, SCALES, Claim, Part, bases_at
+from sinklab_claims.contract.claim import COSTS, SCALES, Claim, Part
 from sinklab_claims.contract.effect import Difference, Extreme, Numbers, Ratio, Rise, Slope, Trend, Value
 from sinklab_claims.reproduce.store import make_cells
 from sinklab_claims.verdict.rule import judge_part
@@ -62,7 +62,7 @@ def _words(check: Checks, claim: Claim) -> None:
 
 def _configurations(check: Checks, claim: Claim) -> None:
     for scale in claim.costs:
-        for base in bases_at(scale, claim.bases):
+        for base in claim.bases:
             try:
                 make_cells(claim.variants, scale, (0,), base)
             except ConfigurationError as error:

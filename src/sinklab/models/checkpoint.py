@@ -38,9 +38,6 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DISTRIBUTED = "shard-[0-9]*-model-*.safetensors"
 """Shards of a distributed checkpoint, which transformers prefers to the weights that are hashed and checked here."""
 
-BUSY = 429
-"""HTTP status of a server that has had too many requests."""
-
 
 class OwnCode(InputError):
     """The checkpoint ``name`` brings its own model code; ``end`` is of the sentence that sinklab does not run it."""
@@ -140,7 +137,7 @@ def _refusal(error: Exception, name: str, revision: str | None) -> str:
     elif isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
         why, way_out = "not a local directory and not in the hub cache, and HF_HUB_OFFLINE is set", "unset it"
     elif status is not None:
-        why = f"not fetched: the hub {'asks to wait' if status == BUSY else 'answered with an error'} (HTTP {status})"
+        why = f"not fetched: the hub answered with an error (HTTP {status})"
         way_out = "try again later"
     else:
         why = "not a local directory, not in the hub cache and could not be fetched from the hub (offline?)"

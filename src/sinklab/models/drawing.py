@@ -46,16 +46,13 @@ def reading_part(loaded: LoadedModel) -> LoadedModel:
 
 
 def _halves(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
-    """The target is the continuation: of twice as many tokens the first half is the source and the second half the target,
-    which has no closing token, since its text goes on."""
+    """Of twice as many tokens the first half is the source and the second half the target, which goes on and has no end."""
     front, back = loaded.encoder.frame(bos)
-    whole = corpus.sample(
-        # The frame goes round the source alone.
-        dataclasses.replace(loaded.encoder, closing_ids=()), seq_len=2 * seq_len - len(front) - len(back), samples=samples, seed=seed, bos=False
-    )  # fmt: skip
     inner = seq_len - len(front) - len(back)
     if inner < 1:
         raise ConfigurationError(f"`seq_len` {seq_len} holds {loaded.encoder.bos_name} and no token of a source")
+    bare = dataclasses.replace(loaded.encoder, closing_ids=())  # the frame goes round the source alone
+    whole = corpus.sample(bare, seq_len=inner + seq_len, samples=samples, seed=seed, bos=False)
     source = torch.cat((_repeated(front, samples), whole[:, :inner], _repeated(back, samples)), dim=1)
     return _samples(
         loaded.model, source, None, whole[:, inner:],
@@ -64,8 +61,7 @@ def _halves(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int, see
 
 
 def _drawn_pairs(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
-    """Pairs of a corpus, each text with the tokens that the tokenizer puts round it (or the model has with ``bos`` alone), cut
-    and padded to the longest; padding is masked on both sides."""
+    """Pairs of a corpus, each text with the tokens that are put round it, cut and padded to the longest, padding masked."""
     pairs = list(islice(corpus.pairs(seed), samples))
     if len(pairs) < samples:
         raise InputError(f"corpus {corpus.label!r} holds {len(pairs)} of {samples} pairs; lower `samples`")

@@ -60,7 +60,7 @@ STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 def read_spread(
     device: str, device_map: str | None, max_memory: MaxMemory | None, offload_folder: Path | str | None
 ) -> tuple[torch.device, dict[str, object]]:
-    """Where a model goes: the device that most is computed on, and options for ``from_pretrained``, none if it goes there whole.
+    """Where a model goes: the device that most is computed on, and options for ``from_pretrained``; none if all goes there.
 
     Arguments of :func:`load_model` that exclude each other are refused; accelerate refuses sizes and places that are none.
     """

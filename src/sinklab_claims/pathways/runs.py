@@ -201,10 +201,9 @@ def foreseen(design: Design) -> str:
     judged = len(design.pathways) * len(design.seeds)
     words = f"{counted(len(design.pathways), 'operation')}, base {design.base}: {counted(first + judged, 'training')}"
     words += f", {first} of them to choose learning rates" if first else ""
-    seconds, on_gpu = SECONDS_OF_A_TRAINING.get(design.scale), SECONDS_ON_A_GPU.get(design.scale)
-    if seconds is not None:
-        words += f"; {duration((first + judged) * seconds + judged * SECONDS_OF_READING)} of one core"
-        words += "" if on_gpu is None else f", or {duration((first + judged) * on_gpu)} of one data-centre GPU"
+    seconds, on_gpu = SECONDS_OF_A_TRAINING[design.scale], SECONDS_ON_A_GPU.get(design.scale)
+    words += f"; {duration((first + judged) * seconds + judged * SECONDS_OF_READING)} of one core"
+    words += "" if on_gpu is None else f", or {duration((first + judged) * on_gpu)} of one data-centre GPU"
     return f"{words}; what is there already is not done again"
 
 

@@ -29,7 +29,6 @@ from sinklab.models.loading import LoadedModel, opened
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec, SlotPolicy
 from sinklab.policies.full import Full
-from sinklab.policies.recompute import Recompute
 from sinklab.policies.window import Window
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
@@ -283,8 +282,7 @@ class PolicyLM(TemplateLM):
 
     def _answers(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """Of contexts and continuations; what texts have in common is read once where the cache can be shared."""
-        policy = Full() if isinstance(self.policy, Recompute) else self.policy
-        reader = open_reader(self.model, policy, chunk=self.chunk)
+        reader = open_reader(self.model, self.policy, chunk=self.chunk)
         if isinstance(reader, CacheReader) and reader.forks:
             return self._shared(reader, texts)
         answers: dict[int, tuple[float, bool]] = {}
@@ -295,7 +293,7 @@ class PolicyLM(TemplateLM):
 
     def _shared(self, reader: CacheReader, texts: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """As :meth:`_score`, each beginning that several texts have read once: a tree of texts whose branches are rows."""
-        parts = [part for owner, text in enumerate(texts) for part in self._parts(*text, owner)]
+        parts = [self._part(*text, owner) for owner, text in enumerate(texts)]
         parts.sort(key=lambda part: part.ids)
         common = [0, *(_common(one.ids[:-1], two.ids[:-1]) for one, two in pairwise(parts))]
         total = sum(len(part.ids) - 1 - shared for part, shared in zip(parts, common, strict=True))
@@ -312,20 +310,14 @@ class PolicyLM(TemplateLM):
             reader.reset()
         return list(zip(totals, greedy, strict=True))
 
-    def _parts(self, context: list[int], continuation: list[int], owner: int) -> Iterator[_Part]:
-        """What is to be read for one text: windows under recomputation, else as much as its scores depend on."""
+    def _part(self, context: list[int], continuation: list[int], owner: int) -> _Part:
+        """What is to be read for one text: as much as its scores depend on."""
         ids, policy, query = (*context, *continuation), self.policy, len(context) - 1
-        if isinstance(policy, Recompute):
-            while query < len(ids) - 1:
-                first, stop = policy.first(query), min(policy.stop(query), len(ids) - 1)
-                yield _Part(ids[first : stop + 1], query + 1 - first, owner)
-                query = stop
-            return
         first = 0
         if isinstance(policy, Window) and self._sees_windows_only:
             # A layer looks one window farther back than the one above it.
             first = max(0, query - policy.window * int(self.model.config.get_text_config().num_hidden_layers))
-        yield _Part(ids[first:], query + 1 - first, owner)
+        return _Part(ids[first:], query + 1 - first, owner)
 
     def _begin(self, texts: Sequence[list[int]]) -> tuple[Reader, Tensor, Tensor | None]:
         """A reader at its beginning, and the texts padded on the left, with their mask."""

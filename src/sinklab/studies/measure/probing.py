@@ -123,9 +123,9 @@ def uses_bos(encoder: Encoder, bos: str) -> bool:
     return encoder.adds_bos if bos == "auto" else bos == "always"
 
 
-def require_length(loaded: LoadedModel, drawn: Samples, seq_len: int) -> None:
+def require_length(loaded: LoadedModel, drawn: Samples, seq_len: int, default: int = SEQ_LEN) -> None:
     """Refuse a length that samples do not have because the model makes of a picture or a recording what it always makes."""
-    if seq_len in (SEQ_LEN, drawn.positions) or drawn.tokens is not None:
+    if seq_len in (default, drawn.positions) or drawn.tokens is not None:
         return
     from sinklab.models.media import has_own_length
 

@@ -278,10 +278,9 @@ class Certificate:
         without_upper, without_lower: the same with the sink left out.
         chosen_weight: weight on the sink in the point behind ``with_upper``.
         sink_norm: norm of the sink's own ``u_k``.
-        delta: the output norm that was asked about, if any.
-        needed_lower, needed_upper: between these lies the least weight on the sink with which an output of norm ``delta`` is
-            possible: without at least ``needed_lower`` it is not, with ``needed_upper`` it is. 0 where the sink is not needed;
-            infinite where nothing was found (upper), or nothing exists (both).
+        needed_lower, needed_upper: between these lies the least weight on the sink with which an output of the norm asked about
+            is possible, if one was: without at least ``needed_lower`` it is not, with ``needed_upper`` it is. 0 where the sink
+            is not needed; infinite where nothing was found (upper), or nothing exists (both).
     """
 
     counted: Tensor
@@ -292,7 +291,6 @@ class Certificate:
     without_lower: Tensor
     chosen_weight: Tensor
     sink_norm: Tensor
-    delta: Tensor | None = None
     needed_lower: Tensor | None = None
     needed_upper: Tensor | None = None
 
@@ -348,7 +346,7 @@ def certify_hulls(
         return certificate
     deltas = torch.as_tensor(delta, dtype=torch.float64, device=gram.device).expand(heads, q_len)
     lower, upper = needed_sink_weight(gram, others, sinks, deltas, certificate, tolerance=tolerance)
-    return dataclasses.replace(certificate, delta=deltas, needed_lower=lower, needed_upper=upper)
+    return dataclasses.replace(certificate, needed_lower=lower, needed_upper=upper)
 
 
 @torch.no_grad()

@@ -1,9 +1,9 @@
 """The trigger task in theory: how much weight BOS must get where the output is small, and weights that solve the task.
 
 Let a head have weights ``A`` that sum to one over the keys of each query, and write ``M = W_O W_V``. Coordinates 1 and n-1 of
-a token add up to 1 for every content token and for the trigger, and to 0 for BOS: they count. If ``M`` leaves the count alone, the count of an output is the weight off BOS, so that an output near 0 *is* a sink on
-BOS. If ``M`` does something else, a functional ``u`` with ``uᵀM x ≈ 1`` on all tokens but BOS counts in its place
-(:class:`Counter`).
+a token add up to 1 for every content token and for the trigger, and to 0 for BOS: they count. If ``M`` leaves the count alone,
+the count of an output is the weight off BOS, so that an output near 0 *is* a sink on BOS. If ``M`` does something else, a
+functional ``u`` with ``uᵀM x ≈ 1`` on all tokens but BOS counts in its place (:class:`Counter`).
 
 Proved here: the bound for one head whose rows sum to one, with a value map that is known. Not proved here: that a small loss
 forces a value map with which one can count (Ran-Milo 2026, arXiv 2603.11487, Theorem 1, shows a sink from the loss alone, with
