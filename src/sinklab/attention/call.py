@@ -256,7 +256,7 @@ class AttentionCall:
 class Statistics:
     """What a call is reduced to: O(q_len + kv_len) numbers per head; fields that no probe needs are ``None``.
 
-    Only counted queries enter ``column_*`` and ``buckets``. Fields with a row per query are 0 in the rows of queries that are
+    Only counted queries enter ``column_*``. Fields with a row per query are 0 in the rows of queries that are
     not counted; a counted query that sees no key has mass 0 and ``log_sum_exp`` minus infinity. Float64 calls give float64.
 
     Attributes:
@@ -272,8 +272,6 @@ class Statistics:
         row_entropy: same shape: ``-sum w ln w`` of the weights divided by their sum, in nats.
         row_max: same shape: the largest weight.
         score_mean: same shape: mean score over visible keys.
-        buckets: float32 ``(batch, num_heads, num_buckets, kv_len)``: weight summed over each bucket of consecutive queries.
-        bucket_starts: query indices at which the buckets start, and ``q_len`` at the end.
     """
 
     column_sum: Tensor | None = None
@@ -285,8 +283,6 @@ class Statistics:
     row_entropy: Tensor | None = None
     row_max: Tensor | None = None
     score_mean: Tensor | None = None
-    buckets: Tensor | None = None
-    bucket_starts: list[int] | None = None
 
 
 @dataclasses.dataclass

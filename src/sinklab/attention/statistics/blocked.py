@@ -165,12 +165,7 @@ def counts_of_band(band: Band, counted: Tensor, kv_len: int) -> tuple[Tensor, Te
     return (columns * valid)[:, None], rows[:, None]
 
 
-def bucket_starts(q_len: int, num_buckets: int) -> list[int]:
-    """Query indices at which buckets of (nearly) equal size start, and ``q_len`` at the end; short calls have empty buckets."""
-    return [q_len * bucket // num_buckets for bucket in range(num_buckets + 1)]
-
-
-def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int) -> Statistics:
+def blocked_statistics(call: AttentionCall, needs: frozenset[str]) -> Statistics:
     """Statistics from :meth:`AttentionCall.weights`, a block of queries at a time over the full width.
 
     See :func:`sinklab.attention.statistics.columns.column_statistics`.
@@ -182,8 +177,6 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
     counted = None if call.all_counted else call.counted
     columns = torch.zeros(*shape, call.kv_len, dtype=dtype, device=device)
     share = columns if operation.normalized else torch.zeros_like(columns)
-    starts = bucket_starts(call.q_len, num_buckets) if num_buckets else None
-    buckets = torch.zeros(*shape, num_buckets, call.kv_len, dtype=dtype, device=device) if num_buckets else None
     fields: dict[str, list[Tensor]] = {name: [] for name in _row_fields(needs, operation)}
 
     for start, stop in call.blocks():
@@ -205,16 +198,11 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
             columns += weights.sum(dim=2)
             if share is not columns:
                 share += sole.sum(dim=2)
-        if buckets is not None and starts is not None:
-            for bucket in range(num_buckets):
-                first, last = max(start, starts[bucket]) - start, min(stop, starts[bucket + 1]) - start
-                if first < last:
-                    buckets[:, :, bucket] += weights[:, :, first:last].sum(dim=2)
         for name, value in _row_values(call, fields.keys(), scores, visible, weights, sole, start, stop).items():
             zero = value if counted is None else value.masked_fill(~counted[:, None, start:stop], 0.0)
             fields[name].append(zero)
 
-    statistics = Statistics(buckets=buckets, bucket_starts=starts)
+    statistics = Statistics()
     for name, parts in fields.items():
         setattr(statistics, name, torch.cat(parts, dim=2))
     if "columns" in needs:
@@ -261,20 +249,20 @@ def _row_values(
     return {name: value for name, value in values.items() if name in wanted}
 
 
-TOKENS, BUCKETS = 200, 8
-"""Of the trial: no multiple of a tile, and buckets that end inside one."""
+TOKENS = 200
+"""Of the trial: no multiple of a tile."""
 
 
 def agrees(
-    compute: Callable[[AttentionCall, int], Statistics], device: torch.device, dtype: torch.dtype, head_dim: int, bound: float
+    compute: Callable[[AttentionCall], Statistics], device: torch.device, dtype: torch.dtype, head_dim: int, bound: float
 ) -> bool:
-    """Whether column sums and a bucket map are those of the blocked reference.
+    """Whether column sums are those of the blocked reference.
 
     Tried on 2 × 4 heads (2 key-value heads) of 200 tokens, causal and full. One that refuses the shapes (RuntimeError) has not
     agreed.
 
     Args:
-        compute: statistics of a call that has its log-sum-exp, with a map of so many buckets.
+        compute: statistics of a call that has its log-sum-exp.
         bound: largest relative error of a sum of a hundredth or more; below that of the hundredth.
     """
     generator = torch.Generator().manual_seed(0)
@@ -295,15 +283,14 @@ def agrees(
             query_documents=torch.zeros_like(positions),
             key_documents=torch.zeros_like(positions),
         )
-        reference = blocked_statistics(call, frozenset({"columns", "log_sum_exp"}), BUCKETS)
+        reference = blocked_statistics(call, frozenset({"columns", "log_sum_exp"}))
         call.log_sum_exp = reference.log_sum_exp
         try:
-            result = compute(call, BUCKETS)
+            got, expected = compute(call).column_sum, reference.column_sum
         except RuntimeError:
             return False
-        for got, expected in ((result.column_sum, reference.column_sum), (result.buckets, reference.buckets)):
-            assert got is not None
-            assert expected is not None
-            if not bool(((got - expected).abs() <= bound * expected.clamp(min=1e-2)).all()):
-                return False
+        assert got is not None
+        assert expected is not None
+        if not bool(((got - expected).abs() <= bound * expected.clamp(min=1e-2)).all()):
+            return False
     return True
