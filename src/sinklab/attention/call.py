@@ -87,9 +87,9 @@ class AttentionCall:
             -1 marks padding, which is not measured.
         query_documents, key_documents: int64, same shapes: running number of the document inside its row (packed batches);
             -1 marks padding.
-        key_tokens: int64 ``(batch, kv_len)``: id of the token of each key, cached ones included, of a model that was given
-            ``input_ids``; in cross-attention those of the source that its encoder was given in the same forward; -1 where
-            there is none (padding, learned tokens in front) or it is not known (cached before the session). ``None`` elsewhere.
+        key_tokens: int64 ``(batch, kv_len)``: id of the token of each key, of a model that was given ``input_ids`` and no
+            cached keys; in cross-attention those of the source that its encoder was given in the same forward; -1 where there
+            is none (padding, learned tokens in front). ``None`` elsewhere.
         front: learned tokens that the model puts in front of every text, where they have the first positions and no id.
         cached_keys: how many of the keys were there before this call; 0 for a fresh sequence.
         residual: hidden states that entered the enclosing layer ``(batch, q_len, hidden_size)``; only when a probe needs them,

@@ -38,13 +38,11 @@ class Forward:
         masked_by_caller: whether the model was called with a mask of four dimensions (or one for each kind of layer).
         position_ids: position ids that the model was called with.
         cached: tokens that the innermost model that has begun had in its cache before; ``None`` of one that was given none.
-        cache: that the model was called with, if any.
         inner_cache: that the innermost model that has begun was called with, if any.
         token_ids: 2-D ids that the model, and models inside it, were called with, in the order of the calls; -1 for learned
             tokens that it puts in front.
         front: learned tokens that the model puts in front of every text.
         source_ids: 2-D ids that the encoder of an encoder–decoder was called with in this forward.
-        past_ids: int64 ``(batch, cached)``: ids of the tokens in the cache, -1 where they are not known; ``None`` without any.
     """
 
     masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
@@ -60,12 +58,10 @@ class Forward:
     masked_by_caller: bool = False
     position_ids: Tensor | None = None
     cached: int | None = None
-    cache: Cache | None = None
     inner_cache: Cache | None = None
     token_ids: list[Tensor] = dataclasses.field(default_factory=list)
     front: int = 0
     source_ids: Tensor | None = None
-    past_ids: Tensor | None = None
 
     def source_tokens(self, key_positions: Tensor) -> Tensor | None:
         """Ids of the tokens of the keys of a cross-attention call, as :meth:`key_tokens`."""
@@ -85,26 +81,20 @@ class Forward:
             self.early_masks += [dataclasses.replace(record, mask=mask) for record in chosen[-1:]]  # the next layer's, too
         return chosen[-1] if chosen else None
 
-    def key_tokens(self, key_positions: Tensor, q_len: int, record: seam.MaskRecord | None) -> Tensor | None:
-        """Ids of the tokens of the keys of a self-attention call, int64 ``(batch, kv_len)``, -1 where there is none or it is
-        not known; ``None`` where the model was not given ids for these queries.
+    def key_tokens(self, key_positions: Tensor, q_len: int) -> Tensor | None:
+        """Ids of the tokens of the keys of a self-attention call, int64 ``(batch, kv_len)``, -1 where there is none; ``None``
+        where the model was not given ids for these queries, and behind a cache, whose tokens are not known.
 
         Args:
             key_positions: int64 ``(batch, kv_len)``, -1 for padding.
-            record: what the host said about the mask of the call; how many cached keys it leaves out is known only from there.
         """
         batch, kv_len = key_positions.shape
         ids = next((ids for ids in reversed(self.token_ids) if tuple(ids.shape) == (batch, q_len)), None)
-        if ids is None:
+        if ids is None or self.cached:
             return None
-        ids = ids.to(key_positions.device)
-        if self.past_ids is not None:
-            past = self.past_ids if len(self.past_ids) == batch else self.past_ids.new_full((batch, self.past_ids.shape[1]), -1)
-            ids = torch.cat((past.to(ids.device), ids), dim=1)
-        offset = record.kv_offset if record is not None else 0
-        ids = ids[:, offset : offset + kv_len]
         # A static cache has keys that are not written yet.
-        return nn.functional.pad(ids, (0, kv_len - ids.shape[1]), value=-1).masked_fill(key_positions < 0, -1)
+        ids = nn.functional.pad(ids.to(key_positions.device), (0, kv_len - q_len), value=-1)
+        return ids.masked_fill(key_positions < 0, -1)
 
     def counted(self, batch: int, length: int, device: torch.device) -> Positions:
         """Positions of the tokens that enter the first layer, before an attention call has given them: behind what is cached,
@@ -183,18 +173,14 @@ def describe_call(
             "that says which ones it has dropped, so that positions are not known; measure texts of fewer than "
             f"{window - 1:,} tokens in front"
         )
+    given_ids = kwargs.get("position_ids")
     queries, keys = read_positions(
         record,
         visible,
-        batch=batch,
-        q_len=q_len,
-        kv_len=kv_len,
+        forward,
+        (batch, q_len, kv_len),
         cross=site.kind == "cross",
-        decoded=decoded,
-        cached=forward.cached,
-        token_masks=forward.token_masks,
-        masked_by_caller=forward.masked_by_caller,
-        position_ids=kwargs.get("position_ids") if kwargs.get("position_ids") is not None else forward.position_ids,
+        position_ids=forward.position_ids if given_ids is None else given_ids,
         device=query.device,
     )
     scaling = kwargs.get("scaling")
@@ -231,7 +217,7 @@ def describe_call(
         head_outputs=outputs.reshape(batch, q_len, num_heads, -1),
         log_sum_exp=log_sum_exp,
         key_tokens=(
-            forward.source_tokens(keys.positions) if site.kind == "cross" else forward.key_tokens(keys.positions, q_len, record)
+            forward.source_tokens(keys.positions) if site.kind == "cross" else forward.key_tokens(keys.positions, q_len)
         ),
         front=forward.front if site.kind == "self" else 0,
         cached_keys=known_before if site.kind == "self" else kv_len if decoded else 0,

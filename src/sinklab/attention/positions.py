@@ -13,6 +13,7 @@ from sinklab.attention.visibility import Dense, Visibility
 from sinklab.errors import InputError
 
 if TYPE_CHECKING:
+    from sinklab.attention.forward import Forward
     from sinklab.attention.seam import MaskRecord
 
 
@@ -55,15 +56,10 @@ def _plain(batch: int, length: int, device: torch.device, start: int, inference:
 def read_positions(
     record: MaskRecord | None,
     visible: Visibility,
+    forward: Forward,
+    shape: tuple[int, int, int],
     *,
-    batch: int,
-    q_len: int,
-    kv_len: int,
     cross: bool,
-    decoded: int,
-    cached: int | None,
-    token_masks: list[Tensor],
-    masked_by_caller: bool,
     position_ids: Tensor | None,
     device: torch.device,
 ) -> tuple[Positions, Positions]:
@@ -71,18 +67,18 @@ def read_positions(
 
     Args:
         record: what the host said about the mask; offsets of cached and sliding keys are known only from there.
+        forward: that the call is part of, for calls whose mask the host did not build. Documents that a mask of four dimensions
+            from its caller keeps apart are documents, whatever the position ids. (Masks that a model makes of itself hold other
+            things apart: the windows of Swin.)
+        shape: samples, queries and keys.
         cross: cross-attention; the host's padding then speaks of the keys alone.
-        decoded: for cross-attention, how many tokens the decoder had in its cache before this call.
-        cached: how many tokens the cache held that the model was given, for calls whose mask the host did not build; ``None``
-            without one.
-        token_masks: 2-D padding masks that the model was called with, for calls whose mask the host did not build.
-        masked_by_caller: the model was called with a mask of four dimensions. Documents that it keeps apart are documents,
-            whatever the position ids. (Masks that a model makes of itself hold other things apart: the windows of Swin.)
         position_ids: of the model's call; a restart of the count begins a new document if the mask agrees.
 
     Raises:
         InputError: documents of one row that share keys, such as learned tokens in front of the row.
     """
+    batch, q_len, kv_len = shape
+    token_masks, cached = forward.token_masks, forward.cached
     if record is not None:
         q_offset = record.q_offset
     elif cross:
@@ -95,6 +91,7 @@ def read_positions(
         padding = None  # the batch was unfolded (beams, windows); the mask itself still hides the padding
     if cross:
         keys = padding if padding is not None else _fitting(token_masks, batch, kv_len)
+        decoded = forward.decoded(q_len)
         return (
             _count(_fitting(token_masks, batch, decoded + q_len), batch, decoded, q_len, device),
             _count(keys, batch, 0, kv_len, device),
@@ -103,8 +100,8 @@ def read_positions(
         padding = _fitting(token_masks, batch, kv_len)
     whole = padding is None and q_len == kv_len > 1 and q_offset == 0
     if whole and record is None and isinstance(visible, Dense):
-        padding = _seen(visible.mask, batch, alone=masked_by_caller)
-        if masked_by_caller:
+        padding = _seen(visible.mask, batch, alone=forward.masked_by_caller)
+        if forward.masked_by_caller:
             packed = _kept_apart(visible.mask, batch, padding)
             if packed is not None:
                 return packed, packed

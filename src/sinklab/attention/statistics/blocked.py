@@ -82,11 +82,8 @@ def _runs(strips: Iterable[tuple[int, int, TileState]], join: bool = False) -> I
         yield members[0][0], members[-1][1], members[0][2] if len(states) == 1 else "some"
 
 
-def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple[Tensor, Tensor]:
+def visible_counts(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """How many counted queries see each key, and how many keys each query sees.
-
-    Args:
-        plan: of the call's visibility; of no use where that is a band, whose counts are differences of running sums.
 
     Returns:
         float32 ``(batch or 1, num_heads or 1, kv_len)`` and float32 ``(batch or 1, num_heads or 1, q_len)``; a dimension is
@@ -96,23 +93,16 @@ def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple
     band = call.visible.band()
     if band is not None:
         return counts_if_all_count(call, band) if call.all_counted else counts_of_band(band, counted, call.kv_len)
-    plan = plan_tiles(call.visible, call.q_len, call.kv_len, 256, 1024) if plan is None else plan
     # The rule tells its batch and head dimensions with its smallest block.
     batch, heads = call.visible.block(0, 1, 0, 1).shape[:2]
     device = call.queries.device
     columns = torch.zeros(max(batch, counted.shape[0]), heads, call.kv_len, device=device)
     rows = torch.zeros(batch, heads, call.q_len, device=device)
-    for tile in plan:
-        queries, keys = slice(tile.query_start, tile.query_stop), slice(tile.key_start, tile.key_stop)
-        inside = counted[:, None, queries].float()
-        if tile.whole:
-            columns[:, :, keys] += inside.sum(dim=2, keepdim=True)
-            rows[:, :, queries] += tile.key_stop - tile.key_start
-        else:
-            # A product with the row of counted queries: exact, and faster than summing booleans.
-            block = call.visible.block(tile.query_start, tile.query_stop, tile.key_start, tile.key_stop).float()
-            columns[:, :, keys] += torch.matmul(inside[:, :, None], block)[:, :, 0]
-            rows[:, :, queries] += block.sum(dim=3)
+    for start, stop in call.blocks():
+        # A product with the row of counted queries: exact, and faster than summing booleans.
+        block = call.visible.block(start, stop, 0, call.kv_len).float()
+        columns += torch.matmul(counted[:, None, None, start:stop].float(), block)[:, :, 0]
+        rows[:, :, start:stop] = block.sum(dim=3)
     if (unfolded := call.visible.unfolded()) is not call.visible:
         columns, _ = visible_counts(dataclasses.replace(call, visible=unfolded))
     return columns, rows

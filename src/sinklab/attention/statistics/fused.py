@@ -56,7 +56,7 @@ class _SecondPass:
     def __init__(self, call: AttentionCall, needs: frozenset[str], rows: int, columns: int) -> None:
         self.call, self.needs = call, needs
         self.plan = plan_tiles(call.visible, call.q_len, call.kv_len, rows, columns)
-        self.column_count, self.row_count = visible_counts(call, self.plan)
+        self.column_count, self.row_count = visible_counts(call)
         self.dtype = torch.promote_types(call.queries.dtype, torch.float32)
         heads = call.queries.shape[:2]
         self.columns = self.mass = self.plogp = self.maximum = self.score_sum = None
