@@ -10,9 +10,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from sinklab.attention.call import LayerOutput
+from sinklab.attention.forward import Forward, read_positions
 from sinklab.attention.host_arguments import read_mask
-from sinklab.attention.forward import Forward
-from sinklab.attention.positions import read_positions
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.attention.visibility import Dense
