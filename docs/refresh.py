@@ -5,6 +5,7 @@ A derived part stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``;
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from sinklab.cli.catalogue import DEFINITIONS as DEFINITIONS_FILE
 from sinklab.cli.catalogue import definitions
+from sinklab.cli.commands import COMMANDS, SUMMARIES, find_commands
 from sinklab.registry import KINDS
 from sinklab.results.metric import declared
 from sinklab.results.table import COLUMNS
@@ -99,7 +101,11 @@ if __name__ == "__main__":
         if (after := refreshed(before)) != before:
             path.write_text(after, encoding="utf-8")
             print(f"refreshed {path.relative_to(ROOT)}")
-    kept = json.dumps(definitions(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    if not DEFINITIONS_FILE.is_file() or DEFINITIONS_FILE.read_text(encoding="utf-8") != kept:
-        DEFINITIONS_FILE.write_text(kept, encoding="utf-8")
-        print(f"refreshed {DEFINITIONS_FILE.relative_to(ROOT)}")
+    summaries = {
+        name: dataclasses.replace(command, text="").summary for name, command in find_commands().items() if name in COMMANDS
+    }
+    for path, known in ((DEFINITIONS_FILE, definitions()), (SUMMARIES, summaries)):
+        kept = json.dumps(known, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        if not path.is_file() or path.read_text(encoding="utf-8") != kept:
+            path.write_text(kept, encoding="utf-8")
+            print(f"refreshed {path.relative_to(ROOT)}")

@@ -14,8 +14,8 @@ from sinklab import audit
 def main(model: str = "embedded:softmax", folder: str = "build/example-audit") -> None:
     result = audit(model, samples=50, out=Path(folder), overwrite=True)
     print(f"{result.summary['model']}: loss {result.summary['loss']:.3f} nats per token")
-    for sink in result.summary["sink_positions"]:
-        print(f"position {sink['position']}, mostly {sink['token']!r}: {sink['rate']:.1f} % of samples and heads")
+    for sink in result.summary["sinks"]["sinks"]:
+        print(f"{sink['name']}, mostly {sink['text']!r}: {sink['rate']:.1f} % of samples and heads")
     # Numbers that the summary leaves out are in the table; here the rate of every head, as a layer × head grid.
     table = result.table
     chosen = table[(table["metric"] == "gu2024") & (table["key_position"] == 0) & table["layer"].notna()]

@@ -30,10 +30,10 @@ class Invoked:
 @functools.cache
 def parameters() -> frozenset[str]:
     """What the functions behind all commands call their options."""
-    from sinklab.cli.commands import COMMANDS
+    from sinklab.cli.commands import find_commands
     from sinklab.cli.derive import option_names
 
-    return frozenset(name for command in COMMANDS.values() for name in option_names(command.load()))
+    return frozenset(name for command in find_commands().values() for name in option_names(command.load()))
 
 
 def not_options(said: str) -> list[str]:

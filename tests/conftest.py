@@ -61,6 +61,12 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line("\n".join(absent), yellow=True)
 
 
+def mask_of_documents(positions: torch.Tensor) -> torch.Tensor:
+    """Who sees whom where positions that begin again begin a document: boolean ``(1, 1, length, length)``, of one row."""
+    documents = (positions[0] == 0).cumsum(0)
+    return ((documents[:, None] == documents) & torch.ones(len(documents), len(documents), dtype=torch.bool).tril())[None, None]
+
+
 def make_tokenizer(vocab_size: int = 300):
     """A byte-level BPE with BOS (id 0, put in front by itself) and EOS (id 1); built in milliseconds."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers

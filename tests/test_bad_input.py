@@ -336,7 +336,6 @@ def test_a_folder_that_another_process_uses(tmp_path, command, overwrite):
         line.append("--overwrite")
     with FolderLock(tmp_path / "out" / IN_PLACE.get(command, "")) as lock:
         assert f" is in use by process {os.getpid()} on " in error_of(*line)
-        assert lock.held
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == [lock.path]
     assert list(tmp_path.iterdir()) == []
 
@@ -367,7 +366,7 @@ def test_a_signal_says_what_is_kept(tmp_path, monkeypatch):
 
 def test_a_command_that_always_goes_on_names_no_option_that_it_lacks(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr("sinklab.studies.depend.measurement.outcome", lambda *_: signal.raise_signal(signal.SIGINT))
-    small = ["--task", "passkey:distances=[]", "--window", "70", "--policies", "full", "--sinks", "4", "--items", "2"]
+    small = ["--task", "passkey:distances=[]", "--window", "70", "--sinks", "4", "--items", "2"]
     done = CliRunner().invoke(app, ["depend", str(checkpoint), *small, "--out", str(tmp_path / "out"), "--overwrite"])
     kept = f"what was computed is kept in {tmp_path / '.out.partial' / 'store'}"
     assert done.stderr.endswith(f"interrupted; {kept}: the same command goes on from there\n")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from tests.conftest import make_sinklm
+from tests.conftest import make_sinklm, mask_of_documents
 from transformers import BertConfig, BertModel, SegformerConfig, SegformerModel
 
 from sinklab import attend
@@ -359,7 +359,7 @@ class TestKeys:
     def test_every_document_of_a_packed_row_has_its_own(self):
         tokens = torch.cat((texts(2, length=8), texts(5, length=8)), dim=1)
         positions = torch.arange(8).repeat(2)[None]
-        (call, _) = calls_of(planted(), input_ids=tokens, position_ids=positions)
+        (call, _) = calls_of(planted(), input_ids=tokens, position_ids=positions, attention_mask=mask_of_documents(positions))
         sinks = Sinks.at(Sink(kind="token", token=LOUD))
         assert call.key_documents.max() == 1
         assert sinks.keys(call)[0].tolist() == [2] * 8 + [13] * 8

@@ -23,11 +23,10 @@ from sinklab.studies.fold.measurement import fold
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab_claims.barbero2025 import without_bos
-from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, Times, Variant, base_called
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Times, Variant, base_called
 from sinklab_claims.contract.effect import Difference, Effect, Extreme, Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
 from sinklab_claims.gu2024_pretraining import rate
-from sinklab_claims.models import EMBEDDED, READ_IN_SECONDS, embedded_model, numbers_of
 from sinklab_claims.numbers.attention import SAMPLES, look
 from sinklab_claims.variants import (
     ALIBI,
@@ -42,7 +41,6 @@ from sinklab_claims.variants import (
     Fields,
     fixed,
     has_massive,
-    has_no_massive,
     has_no_sink,
     has_sink,
     of_paper,
@@ -91,62 +89,6 @@ def hidden_key_value_norms() -> Fields:
         read_outs=("sinks", "norms"),
         presupposes=(has_sink(),),
         parts=_stands_out(BASELINE),
-    )
-
-
-SOFTMAX, SIGMOID = "embedded:softmax", "embedded:sigmoid"
-
-
-def norms_of_softmax(seed: int, scale: Scale) -> Numbers:
-    """Sinks and norms of the embedded softmax model on the texts of this seed."""
-    return {SOFTMAX: numbers_of("softmax", seed, scale, "sinks", "norms")}
-
-
-def norms_of_both(seed: int, scale: Scale) -> Numbers:
-    """The same of both embedded models."""
-    return {**norms_of_softmax(seed, scale), SIGMOID: numbers_of("sigmoid", seed, scale, "sinks", "norms")}
-
-
-@claims.register("norms_of_a_deeper_model")
-@gu
-def norms_of_a_deeper_model() -> Fields:
-    """The sink token has a large hidden state, a small key and value, and an angle that draws queries, in a model of six
-    layers."""
-    return dict(
-        where="section 3.1",
-        published=PUBLISHED_NORMS,
-        measure=norms_of_softmax,
-        natural_text=True,
-        one_model={"tiny": SOFTMAX},
-        costs=READ_IN_SECONDS,
-        presupposes=(has_sink(SOFTMAX),),
-        parts=_stands_out(SOFTMAX),
-        evidence=EMBEDDED,
-    )
-
-
-@claims.register("sigmoid_in_a_deeper_model")
-@gu
-def sigmoid_in_a_deeper_model() -> Fields:
-    """Of two models that are trained alike, the one with softmax has a sink and massive activations, and the one with sigmoid
-    attention has neither.
-
-    Two models of six layers that differ in the operation, as the paper's two of a billion parameters do. The sigmoid of the
-    embedded model is shifted by ``-log(256)`` (Ramapuram et al. 2024, arXiv 2409.04431); the paper's is not.
-    """
-    return dict(
-        where="section 7",
-        published="A billion parameters: sink rates 45.11 and 2.46; |h_1| over the mean of others at most 23.3 and 1.5.",
-        measure=norms_of_both,
-        natural_text=True,
-        one_model={"tiny": "embedded:softmax beside embedded:sigmoid"},
-        costs=READ_IN_SECONDS,
-        presupposes=(has_sink(SOFTMAX),),
-        parts=(has_massive(SOFTMAX), has_no_sink(SIGMOID), has_no_massive(SIGMOID)),
-        evidence={
-            "tiny": EMBEDDED["tiny"].replace("one trained model", "one trained model of each operation,"),
-            "small": EMBEDDED["small"].replace("trainings", "trainings of each operation,"),
-        },
     )
 
 
@@ -432,7 +374,7 @@ def on_the_first_text(trained: TrainedModel) -> dict[str, float]:
     """Sink rate and loss on held-out text of the scale's own configuration, after whichever training."""
     first = base_called(trained.config.name)
     samples, length = min(100, first.data.held_out_rows), min(64, first.model.max_position_embeddings)
-    rows = prepare_data(first, trained.cache).probe_text(samples, length).ids.to(trained.loaded.device)
+    rows = prepare_data(first, trained.cache).probe_rows(samples, length).to(trained.loaded.device)
     probe = SinkRate()
     with torch.no_grad(), attend(trained.loaded.model, (probe,)):
         loss = trained.loaded.model(input_ids=rows, labels=rows).loss
@@ -497,11 +439,6 @@ def folded(checkpoint: Checkpoint) -> Numbers:
     return numbers
 
 
-def folded_softmax(seed: int, scale: Scale) -> Numbers:
-    """The same of the embedded softmax model."""
-    return folded(embedded_model("softmax", seed, scale))
-
-
 @claims.register("sink_is_a_constant_bias")
 @gu
 def sink_is_a_constant_bias() -> Fields:
@@ -516,16 +453,12 @@ def sink_is_a_constant_bias() -> Fields:
         where="abstract and table 4",
         published="Sinks act as key biases that may say nothing: a model that is trained with a key bias whose value is 0 has "
         "its sink there (73.34). Of a trained model whose sink is replaced no number is published.",
-        measure=folded_softmax,
-        natural_text=True,
-        one_model={"tiny": SOFTMAX},
-        costs=READ_IN_SECONDS,
+        costs={},
         presupposes=(Part("hidden, with nothing in its place, the sink is missed", Value(cost, NOTHING), more_than=0.1),),
         parts=(
             Part("with constants in its place the loss stays", Value(cost, CONSTANTS), more_than=-0.02, less_than=0.02),
             Part("most heads that rest on it have them", Value("folded_share", CONSTANTS), more_than=0.5),
             Part("without the value the loss is higher", Difference(cost, SILENT, CONSTANTS), more_than=0.05),
         ),
-        evidence={scale: said.replace("100 texts", f"{2 * FOLDED_TEXTS} texts") for scale, said in EMBEDDED.items()},
         checkpoint=OnCheckpoint(measure=folded, reads="context"),
     )

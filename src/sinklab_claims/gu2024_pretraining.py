@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
-from torch import Tensor
 
-from sinklab.attention.call import AttentionCall, Statistics
-from sinklab.attention.probe import Watcher
-from sinklab.attention.session import attend
 from sinklab.registry import claims
 from sinklab.results.metric import PERCENTAGE, Metric
 from sinklab.training.config import PretrainingConfig
@@ -219,100 +213,6 @@ def objective_and_mechanism() -> Fields:
     )
 
 
-EXCESS = 0.05
-"""Excess weight above which a token is said to have a sink, and below which it is said to have none."""
-
-EXCESSES = (
-    Metric(
-        "excess_of_first",
-        "fraction",
-        "Weight on the first token of the text beyond an even share, (weight - 1/n) / (1 - 1/n) of the n keys that the query "
-        "sees: mean over rows, layers, heads and the queries window/2 <= t < window, the last ones that see it; of a model "
-        "without a window at those of a window of half its context.",
-    ),
-    Metric(
-        "excess_inside",
-        "fraction",
-        "The same of the first token inside the window, t - window + 1: mean over the queries t >= window, which do not see "
-        "the first of the text.",
-    ),
-)
-
-
-class ExcessOfOldest(Watcher):
-    """Excess weight on the oldest key that a query sees, by query: the first token of the text, or that of the window."""
-
-    name = "excess"
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self.by_query: list[Tensor] = []
-        """Of each call, mean over rows and heads, ``(q_len,)``."""
-
-    def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        parts = []
-        for start, stop in call.blocks():
-            weights = call.weights(start, stop)
-            queries = torch.arange(start, stop, device=weights.device)
-            oldest = (queries - self.window + 1).clamp(min=0)
-            weight = weights.gather(3, oldest[None, None, :, None].expand(*weights.shape[:3], 1))[..., 0]
-            even = 1 / (queries - oldest + 1)
-            # A query that sees one key has all weight on it, which is no excess; its 0/0 is of no query that is asked for.
-            parts.append(((weight - even) / (1 - even)).mean(dim=(0, 1)))
-        self.by_query.append(torch.cat(parts).cpu())
-
-
-@gives(*EXCESSES)
-def excess_weights(trained: TrainedModel) -> dict[str, float]:
-    """Numbers of :data:`EXCESSES` on held-out rows of two windows; a model with a window of one token has none.
-
-    The sink rate says nothing here: few queries see the first token of the text, and the first of them see little else.
-    A model without a window has the first of the two, which says whether there is a sink for a window to keep so far away.
-    """
-    model, context = trained.loaded.model, trained.config.model.max_position_embeddings
-    window = context // 2 if trained.config.model.window is None else trained.config.model.window
-    if window < 2:
-        return {}
-    watcher = ExcessOfOldest(window)
-    with torch.no_grad(), attend(model, (watcher,)):
-        for row in trained.rows(min(16, trained.config.data.held_out_rows), min(2 * window, context)):
-            model(input_ids=row[None], use_cache=False)
-    mean = torch.stack(watcher.by_query).mean(dim=0)
-    of_first = {"excess_of_first": float(mean[window // 2 : window].mean())}
-    return of_first if trained.config.model.window is None else {**of_first, "excess_inside": float(mean[window:].mean())}
-
-
-def _window_of(divisor: int) -> Variant:
-    def changes(config: PretrainingConfig) -> Changes:
-        return {"model.window": config.model.max_position_embeddings // divisor}
-
-    return Variant(f"window of 1/{divisor}", changes)
-
-
-@claims.register("window_attention")
-@gu
-def window_attention() -> Fields:
-    """With a large window the sink is on the first token of the text and not on the first inside the window; a small window
-    prevents it."""
-    large, small = _window_of(2), _window_of(16)
-    first, inside = "excess_of_first", "excess_inside"
-    without = "without a window the first token has a sink at the queries of the large one"
-    return dict(
-        where="section 6",
-        published="With a context of 2,048 tokens, queries that see the first token of the text have their sink on it, later "
-        "ones have none on the first inside the window, and windows below about 256 tokens have no clear sink.",
-        variants=(UNCHANGED, large, small),
-        read_outs=("sinks", excess_weights),
-        presupposes=(has_sink(), Part(without, Value(first, BASELINE), more_than=EXCESS)),
-        parts=(
-            Part("with a large window the first token of the text has a sink", Value(first, large.label), more_than=EXCESS),
-            Part("with a large window the first token inside it has none", Value(inside, large.label), less_than=EXCESS),
-            Part("with a small window the first token of the text has none", Value(first, small.label), less_than=EXCESS),
-        ),
-    )
-
-
 # --- the architecture ---------------------------------------------------------------------------------------------------------
 
 
@@ -504,7 +404,7 @@ def sigmoid_has_no_sink() -> Fields:
         evidence={
             "small": "Sigmoid without a bias, as in the source, starts with a half on every key and learns worse. The embedded "
             "pair, whose sigmoid starts with rows that sum to one (a bias of minus the logarithm of the context), differs by "
-            "0.4 to 1.7 % of the loss, and no training of it has a sink: sigmoid_in_a_deeper_model"
+            "0.4 to 1.7 % of the loss, and no training of it has a sink"
         },
     )
 

@@ -189,7 +189,6 @@ class Settings:
     Attributes:
         layers: of one head each; 1 to 3 in the paper.
         optimizer: ``adamw`` (betas 0.9 and 0.99) or ``sgd`` (momentum 0.9); both with weight decay 1e-4.
-        letters: read text as :func:`only_letters` does; else as it stands, like the paper.
         length, batch: tokens of a sample, and samples a step.
     """
 
@@ -197,17 +196,12 @@ class Settings:
     optimizer: str = "adamw"
     adamw_rate: float = 1e-3
     sgd_rate: float = 0.03
-    letters: bool = True
     characters: int = 27
     triggers: int = 3
     length: int = 64
     width: int = 64
     batch: int = 32
     steps: int = 4000
-
-
-PAPER = Settings(letters=False, characters=64, length=256, width=256, batch=512, steps=10_000, adamw_rate=3e-4)
-"""The sizes of the release: about a day a layer on a CPU."""
 
 
 def make_model(vocab_size: int, length: int, *, width: int, layers: int = 1, heads: int = 1, seed: int = 0) -> SinkLM:
@@ -362,7 +356,7 @@ def evaluate(model: SinkLM, problem: BackcopyProblem, samples: int = SAMPLES) ->
 def numbers_of(settings: Settings, seed: int) -> dict[str, float]:
     """:data:`NUMBERS` of one model, trained on a chain counted from the installed Python source."""
     texts = resolve_corpus("python_source").documents("train")
-    laws = estimate_laws(map(only_letters, texts) if settings.letters else texts, settings.characters, settings.triggers)
+    laws = estimate_laws(map(only_letters, texts), settings.characters, settings.triggers)
     problem = BackcopyProblem(laws, settings.triggers, settings.length)
     return evaluate(train(settings, problem, seed), problem)
 
@@ -380,8 +374,8 @@ HALF = 0.5
 LEARNED = 0.1
 """Nats above the entropy of the language, at triggers, below which copying is learned."""
 
-SETTINGS: Mapping[Scale, Settings] = {"tiny": Settings(width=32, length=32, steps=2000), "small": Settings(), "60m": PAPER}
-"""One layer with one head; the paper's own sizes under the name of the scale that is for GPUs."""
+SETTINGS: Mapping[Scale, Settings] = {"tiny": Settings(width=32, length=32, steps=2000), "small": Settings()}
+"""One layer with one head."""
 
 
 def measure(seed: int, scale: Scale) -> Numbers:
@@ -406,7 +400,7 @@ def backcopy_dormant() -> Fields:
             Part("the value of BOS is drained", Value("value_ratio", "softmax"), less_than=HALF),
         ),
         measure=measure,
-        costs={"tiny": "minutes", "small": "minutes", "60m": "gpu"},
+        costs={"tiny": "minutes", "small": "minutes"},
     )
 
 
@@ -501,5 +495,5 @@ def sgd_keeps_the_sink() -> Fields:
         presupposes=(*learn, with_adam),
         parts=(with_sgd,),
         measure=adam_and_sgd,
-        costs={"tiny": "minutes", "small": "hours", "60m": "gpu"},
+        costs={"tiny": "minutes", "small": "hours"},
     )

@@ -11,7 +11,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.testing._checks import Checks, first_line
-from sinklab_claims.contract.claim import COSTS, SCALES, Claim, Part, bases_at
+from sinklab_claims.contract.claim import COSTS, SCALES, Claim, Part
 from sinklab_claims.contract.effect import Difference, Extreme, Numbers, Ratio, Rise, Slope, Trend, Value
 from sinklab_claims.reproduce.store import make_cells
 from sinklab_claims.verdict.rule import judge_part
@@ -62,7 +62,7 @@ def _words(check: Checks, claim: Claim) -> None:
 
 def _configurations(check: Checks, claim: Claim) -> None:
     for scale in claim.costs:
-        for base in bases_at(scale, claim.bases):
+        for base in claim.bases:
             try:
                 make_cells(claim.variants, scale, (0,), base)
             except ConfigurationError as error:
@@ -83,7 +83,7 @@ def _produced(check: Checks, claim: Claim) -> set[str] | None:
         produced = None if produced is None or metrics is None else produced | {metric.name for metric in metrics}
     for part in (*claim.parts, *claim.presupposes):
         for variant, metric in sorted(part.effect.needs()):
-            known = variant in trained or claim.measure is not None
+            known = variant in trained or claim.measure is not None or not trained
             check.require(known, "variants", f"{part.says!r} to speak of {', '.join(sorted(trained))}", variant)
             if variant in trained and produced is not None:
                 names = ", ".join(sorted(produced))

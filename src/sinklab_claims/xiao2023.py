@@ -17,16 +17,14 @@ from sinklab.corpora.base import Encoder
 from sinklab.errors import ConfigurationError, DoesNotApply, InputError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_value import ZeroValue
-from sinklab.models.loading import LoadedModel
 from sinklab.registry import claims, read_outs
 from sinklab.results.metric import FRACTION, Metric
 from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
 from sinklab.training.rows import limited_attention, token_losses
-from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Scale, Variant
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, gives
-from sinklab_claims.models import MODELS, READ_IN_SECONDS, embedded_model, model_of, opened
 from sinklab_claims.numbers.attention import batches
 from sinklab_claims.variants import UNCHANGED, Fields, has_sink, of_paper
 
@@ -309,27 +307,19 @@ CHANCE = 0.15
 """Share of digits below which nothing was found: chance and the smallest difference of the task, 0.05."""
 
 
-def look_up(seed: int, scale: Scale) -> Numbers:
-    """The numbers of the model of a scale."""
-    return _looked_up(opened(model_of(scale, seed)), seed, bos=True)
+def looked_up(checkpoint: Checkpoint) -> Numbers:
+    """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none.
 
-
-def lookup_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
-    """The same of a checkpoint; its lines have other numbers of tokens, and answers from lines held in part are left out."""
-    loaded, largest = checkpoint.loaded, max(CACHES.values()) + 4
-    if checkpoint.trained_on < largest:
-        raise DoesNotApply(f"it was trained on {checkpoint.trained_on} tokens, and the larger cache holds {largest}")
-    line = len(loaded.encoder.encode("line 417: REGISTER_CONTENT is 5802\n"))
+    Answers from lines of which a cache holds a part are left out.
+    """
+    loaded, budget = checkpoint.loaded, max(CACHES.values()) + 4
+    if checkpoint.trained_on < budget:
+        raise DoesNotApply(f"it was trained on {checkpoint.trained_on} tokens, and the larger cache holds {budget}")
+    line, bos = len(loaded.encoder.encode("line 417: REGISTER_CONTENT is 5802\n")), checkpoint.bos is not None
     try:
-        return _looked_up(loaded, checkpoint.draw, bos=checkpoint.bos is not None, line=line)
+        streams = [line_stream(loaded.encoder, back, budget=budget, rows=ROWS, seed=checkpoint.draw, bos=bos) for back in LINES]
     except (ConfigurationError, InputError) as error:
         raise DoesNotApply(f"its tokenizer cannot write the task: {error}") from None
-
-
-def _looked_up(loaded: LoadedModel, seed: int, *, bos: bool, line: int = 0) -> Numbers:
-    """Share of the right digits among ten, by whether the asked line is held by both caches, by the larger, or by none."""
-    budget = max(CACHES.values()) + 4
-    streams = [line_stream(loaded.encoder, back, budget=budget, rows=ROWS, seed=seed, bos=bos) for back in LINES]
     numbers: dict[str, dict[str, float]] = {}
     for label, window in CACHES.items():
         reader = open_reader(loaded.model, {"name": "sink_window", "num_sinks": 4, "window": window})
@@ -353,7 +343,6 @@ def cliff_at_the_cache_size() -> Fields:
     """A cache with sinks does not lengthen the context: a line is looked up while it is in the cache, and not at all as soon as
     it has left."""
     larger, smaller = "larger cache", "smaller cache"
-    score = "the score is the share of digits (chance 0.1) and not whole answers, of which a model of this size gets few"
     return dict(
         where="Table 7 (StreamEval)",
         published="Accuracy of Llama-2-7B-32K-Instruct with caches of 2,048, 4,096, 8,192 and 16,384 tokens: 75.3, 77.2, "
@@ -365,15 +354,11 @@ def cliff_at_the_cache_size() -> Fields:
             Part("the smaller one does not find it", Value("held by the larger", smaller), less_than=CHANCE),
             Part("what has left the larger is not found", Value("held by none", larger), less_than=CHANCE),
         ),
-        measure=look_up,
-        natural_text=True,
-        one_model=MODELS,
-        checkpoint=OnCheckpoint(measure=lookup_of_checkpoint),
-        costs={"tiny": "minutes", "small": "minutes"},
-        evidence={
-            "tiny": f"one trained model, embedded:softmax, and seeds are draws of 24 texts; {score}",
-            "small": f"trainings of one recipe, and each reads 24 texts of its own; {score}",
-        },
+        costs={},
+        checkpoint=OnCheckpoint(
+            measure=looked_up,
+            remark="The score is the share of digits (chance 0.1) and not whole answers, of which a small model gets few.",
+        ),
     )
 
 
@@ -434,7 +419,7 @@ def freed(before: Tensor, after: Tensor) -> dict[str, float]:
 
 
 @torch.no_grad()
-def content_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
+def freed_weight(checkpoint: Checkpoint) -> Numbers:
     """The sink of the model, what two edits of its first key cost on the same texts, and where its weight goes.
 
     Hidden, a row hands its weight to the other keys; the first queries keep it, or the next token would become the sink. With a
@@ -458,11 +443,6 @@ def content_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
     }
 
 
-def content(seed: int, scale: Scale) -> Numbers:
-    """The same of the embedded softmax model."""
-    return content_of_checkpoint(embedded_model("softmax", seed, scale))
-
-
 @claims.register("mass_thrown_on_content")
 @xiao
 def mass_thrown_on_content() -> Fields:
@@ -478,14 +458,6 @@ def mass_thrown_on_content() -> Fields:
             Part("most of its weight falls on content", Value("freed_to_content", HIDDEN), more_than=0.5),
             Part("silenced, it costs less than half", Ratio("cost", SILENT, HIDDEN), less_than=0.5),
         ),
-        measure=content,
-        natural_text=True,
-        costs=READ_IN_SECONDS,
-        one_model={"tiny": "embedded:softmax"},
-        evidence={
-            "tiny": "one trained model, embedded:softmax; a seed is a draw of texts, so intervals are over texts, not "
-            "trainings",
-            "small": "trainings of 1.5 million parameters on Python source; each reads texts of its own",
-        },
-        checkpoint=OnCheckpoint(measure=content_of_checkpoint, reads="context"),
+        costs={},
+        checkpoint=OnCheckpoint(measure=freed_weight, reads="context"),
     )

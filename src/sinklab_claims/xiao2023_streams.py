@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,31 +14,17 @@ from sinklab.errors import DoesNotApply
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
 from sinklab.registry import claims
-from sinklab.results.metric import FRACTION, LOSS, Metric
+from sinklab.results.metric import LOSS, Metric
 from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
-from sinklab_claims.contract.claim import BASELINE, Cost, OfCheckpoint, OnCheckpoint, Part, Scale
-from sinklab_claims.contract.effect import Difference, Numbers, Rise, Value
+from sinklab_claims.contract.claim import BASELINE, OfCheckpoint, OnCheckpoint, Part
+from sinklab_claims.contract.effect import Difference, Numbers, Rise
 from sinklab_claims.contract.trained import Checkpoint, Reads
-from sinklab_claims.models import MODELS, embedded_model
 from sinklab_claims.variants import UNCHANGED, Fields
 from sinklab_claims.xiao2023 import MARGIN, first_tokens, window_fails, xiao
 
-READ_IN_MINUTES: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "minutes", "60m": "hours", "1b": "gpu"}
-"""Of a claim about long texts that a trained model reads."""
-
-NOT_OF_TRAININGS: Mapping[Scale, Cost] = {"tiny": "minutes", "60m": "hours", "1b": "gpu"}
-"""Of a claim that trainings of one recipe, all with BOS in front of every row, say nothing about."""
-
 LAST = 128
 """Tokens at the end of every text at which re-computation, which reads a whole window for each, is compared."""
-
-DRAWS: Mapping[Scale, str] = {
-    "tiny": "one trained model, embedded:softmax; seeds are draws of 16 texts, so intervals are over texts and not trainings",
-    "small": "trainings of one recipe, embedded:softmax and what further seeds gave; each reads 16 texts of its own",
-}
-"""Said of every claim that rests on :func:`draw`, at the scales where it was run."""
-
 
 TOKENS_AT_ONCE = 32_768
 
@@ -119,18 +105,11 @@ def about_long_texts(numbers: Callable[[LongTexts], Numbers], reads: Reads = "lo
     """What claims about long texts have in common, by the fields of a claim.
 
     Args:
-        numbers: what is measured, of held-out Python source at every scale, and on any checkpoint.
+        numbers: what is measured of a checkpoint.
         reads: whether the text must be longer than the training too.
         checkpoint: further fields of :class:`OnCheckpoint`.
     """
-
-    @functools.wraps(numbers)
-    def measure(seed: int, scale: Scale) -> Numbers:
-        return numbers(texts_of(embedded_model("softmax", seed, scale), reads))
-
-    on = OnCheckpoint(measure=on_checkpoint(numbers, reads), reads=reads, **checkpoint)
-    common = {"measure": measure, "natural_text": True, "one_model": MODELS, "checkpoint": on}
-    return {**common, "costs": READ_IN_MINUTES, "evidence": DRAWS}
+    return {"costs": {}, "checkpoint": OnCheckpoint(measure=on_checkpoint(numbers, reads), reads=reads, **checkpoint)}
 
 
 # --- claims -------------------------------------------------------------------------------------------------------------------
@@ -201,19 +180,13 @@ def number_of_sinks() -> Fields:
     )
 
 
-BEGINS_ALIKE = Metric(
-    "begins_alike", "fraction", "1 if a token stands in front of every text, else 0.", outcome=True, range=FRACTION
-)
-
-
 def line_breaks(texts: LongTexts) -> Numbers:
     """Losses of the second half, of texts whose first four tokens are their own or line breaks."""
     broken = texts.rows.clone()
     broken[:, :4] = _line_break(texts.loaded)
-    four = {"loss": float(texts.losses(keep(4, texts.budget)).mean()), "begins_alike": float(texts.bos is not None)}
     return {
         "no sinks": {"loss": float(texts.losses(keep(0, texts.budget)).mean())},
-        "four first tokens": four,
+        "four first tokens": {"loss": float(texts.losses(keep(4, texts.budget)).mean())},
         "four line breaks": {"loss": float(texts.losses(keep(4, texts.budget), broken).mean())},
     }
 
@@ -232,9 +205,8 @@ def line_breaks_as_sinks() -> Fields:
     """Sinks matter for where they stand and not for what they say: with the first four tokens replaced by line breaks a window
     with sinks does as well.
 
-    The absolute position makes the sink, not the meaning of its token. At the scales, where it is known how models were
-    trained, it is about those whose rows did not all begin with one token: where they did, it is that token which has the sink,
-    and line breaks take its place.
+    The absolute position makes the sink, not the meaning of its token. Where all rows of the training began with one token, it
+    is that token which has the sink, and line breaks take its place: of the embedded model they are no better than no sinks.
     """
     fails = Part("a window without sinks fails", Difference("loss", "no sinks", "four first tokens"), more_than=MARGIN)
     as_good = Difference("loss", "four line breaks", "four first tokens")
@@ -242,23 +214,15 @@ def line_breaks_as_sinks() -> Fields:
         where="Table 1",
         published="Perplexity 5.60 with four line breaks, 5.40 with the four first tokens, 5158 with neither: 0.036 nats "
         "apart.",
-        presupposes=(fails, Part("rows began with any token", Value("begins_alike", "four first tokens"), less_than=0.5)),
+        presupposes=(fails,),
         parts=(
             Part("line breaks restore the loss", Difference("loss", "no sinks", "four line breaks"), more_than=MARGIN),
             Part("they are as good as the first tokens", as_good, less_than=MARGIN),
         ),
         **about_long_texts(
             line_breaks,
-            presupposes=(fails,),
             remark="Whether BOS stood in front of every row of the training, which decides here, a checkpoint does not say.",
-        )
-        | {
-            "costs": NOT_OF_TRAININGS,
-            "evidence": {
-                "tiny": f"{DRAWS['tiny']}. Every row of its training began with BOS, which the line breaks replace: they are "
-                "no better than no sinks, in three draws by 0.006 to 0.026 nats worse"
-            },
-        },
+        ),
     )
 
 
@@ -288,7 +252,7 @@ def cache_size_not_monotone() -> Fields:
         "12.84, 12.34, 12.84; MPT-7B 14.12, 14.25, 14.33, 14.99; Pythia-12B 13.17, 12.52, 12.08, 12.09; Llama-2-7B 9.73, 9.32, "
         "9.08, 9.59.",
         parts=(worse,),
-        **about_long_texts(by_size, "past the training") | {"costs": NOT_OF_TRAININGS, "evidence": {"tiny": DRAWS["tiny"]}},
+        **about_long_texts(by_size, "past the training"),
     )
 
 
@@ -404,5 +368,5 @@ def recomputation_equals_sinks() -> Fields:
             remark="Windows begin with BOS where the tokenizer puts it in front of a text; whether every row of the "
             "training did, a checkpoint does not say.",
         ),
-        costs={"tiny": "minutes", "60m": "gpu", "1b": "gpu"},
+        costs={"tiny": "minutes"},
     )

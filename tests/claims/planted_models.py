@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import torch
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.training.rows import TextRows
 
 SHAPE = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 IDS = torch.arange(2, 40)
@@ -24,7 +23,6 @@ def read_like(model: SinkLM, rows: torch.Tensor, **fields) -> SimpleNamespace:
         loaded=SimpleNamespace(model=model, device=torch.device("cpu")),
         config=SimpleNamespace(model=model.config.architecture, data=SimpleNamespace(held_out_rows=len(rows))),
         rows=lambda samples=100, seq_len=None: rows[:samples, :seq_len],
-        text=lambda samples=100, seq_len=None: TextRows(rows[:samples, :seq_len]),
         **{"front": 0, "bos": 0, "draw": 0, "text_ids": IDS, "context": 64, "every_row_has_bos": False, **fields},
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,26 +10,21 @@ import pandas as pd
 import pytest
 import torch
 from tests.claims.planted_models import by_position, drawn_rows, model_like, read_like
-from torch.nn.functional import cross_entropy
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import BertConfig, BertForMaskedLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from sinklab.errors import DoesNotApply
 from sinklab.models.language_model import SinkLM
-from sinklab.models.losses import IGNORED
-from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.registry import claims
-from sinklab.training.data import prepare_data
 from sinklab.training.rows import RandomPositions, token_losses
 from sinklab_claims import gu2024_pretraining as pretraining
 from sinklab_claims import ranmilo2026
 from sinklab_claims.barbero2025 import without_bos
-from sinklab_claims.bondarenko2023 import Masked, looked_at, train
+from sinklab_claims.bondarenko2023 import masked
 from sinklab_claims.chen2026 import gradient_numbers, half_way
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.gu2024_laws import measure, of_checkpoint
 from sinklab_claims.gu2024_models import LENGTHS as ROW_LENGTHS
 from sinklab_claims.gu2024_models import OTHERS, THRESHOLDS, USUAL, SameOrder, folded, rates
-from sinklab_claims.gu2024_pretraining import ExcessOfOldest, excess_weights
 from sinklab_claims.numbers.attention import carried
 from sinklab_claims.verdict.rule import judge, judge_model
 from sinklab_claims.yona2025 import COUNT, false_sinks
@@ -123,79 +117,29 @@ def test_without_a_bos_there_are_no_further_ones():
     assert not any("bos" in name for name in false_sinks(trained))
 
 
-@pytest.fixture(scope="module")
-def config():
-    """The recipe of the smallest scale, on few tokens, for a few steps."""
-    config = backcopy_tiny()
-    changes = {
-        "data": {"max_tokens": 20_000},
-        "training": {"steps": 4, "compile": False, "dtype": "float32"},
-        "schedule": {"warmup_steps": 1},
-    }
-    return config.model_copy(update={part: getattr(config, part).model_copy(update=of) for part, of in changes.items()})
-
-
-@pytest.fixture(scope="module")
-def data(config, tmp_path_factory):
-    return prepare_data(config, tmp_path_factory.mktemp("cache"))
-
-
-def numbers(masked, held_out):
-    rows = held_out[:40]
-    return looked_at(masked.model.eval(), *masked.hide(rows, 0), masked.hide(rows[:, :64], 0)[0])
-
-
-def test_tokens_between_the_ends_are_hidden_and_they_alone_are_asked_for(config, data):
-    masked = Masked(config, data)
-    rows, targets = masked.hide(data.held_out[:20], seed=3)
-    asked = targets != IGNORED
-    assert not asked[:, [0, -1]].any()
-    assert (rows[:, -1] == masked.end).all()
-    assert (rows[asked] == masked.mask).all()
-    assert torch.equal(rows[~asked][rows[~asked] != masked.end], data.held_out[:20][~asked][rows[~asked] != masked.end])
-    assert torch.equal(targets[asked], data.held_out[:20][asked])
-    assert asked.sum(1).tolist() == [round(0.15 * (data.held_out.shape[1] - 2))] * 20
-    assert masked.mask == data.identity["tokenizer"]["vocab_size"]  # a token that no text has
-    assert not torch.equal(asked, masked.hide(data.held_out[:20], seed=4)[1] != IGNORED)
-
-
-def test_training_is_that_of_its_seed_and_lowers_the_loss_at_what_is_hidden(config, data):
-    first, again = train(config, data), train(config, data)
-    before = Masked(config, data)
-    rows, targets = before.hide(data.held_out[:50], seed=0)
-    losses = []
-    for masked in (before, first, again):
-        with torch.no_grad():
-            logits = masked.model.eval()(input_ids=rows).logits
-        losses.append(float(cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)))
-    assert losses[1] == losses[2] < losses[0]
-
-
-def test_an_even_head_is_no_sink_and_a_planted_one_is(config, data):
-    masked = Masked(config, data)
-    for layer in masked.model.layers:
-        layer.self_attn.q_proj.weight.data.zero_()  # scores of 0: every key gets the same
-    found = numbers(masked, data.held_out)
+def test_an_even_head_of_an_encoder_is_no_sink_and_a_planted_one_is():
+    torch.manual_seed(0)
+    shape = dict(vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    model = BertForMaskedLM(BertConfig(**shape, max_position_embeddings=64)).eval()
+    rows = drawn_rows()
+    rows[:, 0] = 1
+    encoder = SimpleNamespace(special_ids={0, 1})
+    loaded = SimpleNamespace(model=model, tokenizer=SimpleNamespace(mask_token_id=0), encoder=encoder)
+    checkpoint = SimpleNamespace(loaded=loaded, draw=3, rows=lambda samples, seq_len: rows)
+    attention = model.bert.encoder.layer[0].attention.self
+    with torch.no_grad():
+        for linear in (attention.query, attention.key):
+            linear.weight.zero_()
+            linear.bias.zero_()
+    found = masked(checkpoint)["masked"]
     assert found["strongest_place"] == pytest.approx(1 / 64, rel=1e-4)
-    targets = masked.hide(data.held_out[:40], seed=0)[1]
-    asked = targets[targets != IGNORED]
-    share = torch.bincount(asked)[torch.unique(asked)] / len(asked)
-    untrained = math.log(masked.mask + 1)
-    assert found["gain_by_context"] == pytest.approx(-(share * share.log()).sum().item() - untrained, abs=0.2 * untrained)
-
-    attention = masked.model.layers[0].self_attn
-    bos = masked.model.embed_tokens.weight.data[data.held_out[0, 0]]
-    rest = masked.model.embed_tokens.weight.data
-    # Queries are one vector for all tokens, and the key of BOS alone lies along it.
-    rest.zero_()
-    rest[:, 0] = 1.0
-    bos.zero_()
-    bos[:2] = 1.0
-    attention.q_proj.weight.data.zero_()
-    attention.k_proj.weight.data.zero_()
-    attention.q_proj.weight.data[0, 0] = attention.k_proj.weight.data[0, 1] = 30.0
-    planted = numbers(masked, data.held_out)
-    assert planted["strongest_place"] > 0.9
+    assert -1.0 < found["gain_by_context"] < 0.0  # untrained, it is worse than frequencies
+    with torch.no_grad():  # queries are one vector, and the key of the first token lies along it
+        attention.query.bias[0] = 30.0
+        attention.key.weight[0] = model.bert.embeddings(rows)[:, 0].mean(0)
+    assert masked(checkpoint)["masked"]["strongest_place"] > 0.9
+    with pytest.raises(DoesNotApply, match="it fills no gaps in a text"):
+        masked(SimpleNamespace(loaded=SimpleNamespace(model=model_like(), tokenizer=None)))
 
 
 def test_half_way_by_hand():
@@ -348,34 +292,7 @@ def test_rates_of_a_sink_of_known_weight():
     assert numbers["change_with_length"] == max(at_usual) - min(at_usual)
 
 
-# --- windows, random tokens, and what is carried ------------------------------------------------------------------------------
-
-
-def test_excess_of_weights_by_hand():
-    """A window of 2 and three queries. Head 1 looks at the oldest key that it sees, head 2 at all evenly, head 3 at itself."""
-    oldest = [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
-    even = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
-    own = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
-    for heads, expected in (([oldest], 1.0), ([even], 0.0), ([own], -1.0), ([oldest, even], 0.5)):
-        weights = torch.tensor(heads)[None]
-        watcher = ExcessOfOldest(window=2)
-        call = SimpleNamespace(
-            weights=lambda start, stop, weights=weights: weights[:, :, start:stop],
-            blocks=lambda: [(0, 2), (2, 3)],  # the last query is in a block of its own
-        )
-        watcher.update(call, None)
-        assert watcher.by_query[0][1:].tolist() == [expected, expected]
-
-
-def test_a_model_that_attends_evenly_has_no_excess():
-    model = model_like(window=8, num_hidden_layers=2)
-    for name, weight in model.named_parameters():
-        if "q_proj" in name:
-            weight.data.zero_()
-    # Float32 weights of at most 1, off by a few units of 6e-8, over 1 - 1/n of at least a half.
-    none = pytest.approx(0, abs=1e-6)
-    assert excess_weights(read_like(model, drawn_rows(8))) == {"excess_of_first": none, "excess_inside": none}
-    assert excess_weights(read_like(model_like(window=1), drawn_rows(8))) == {}
+# --- random tokens, and what is carried -------- ------------------------------------------------------------------------------
 
 
 def test_sinks_are_measured_on_rows_with_random_tokens_where_the_training_had_them(monkeypatch):

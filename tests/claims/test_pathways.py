@@ -23,7 +23,7 @@ from sinklab_claims.contract.claim import BASELINE, SCALES, Variant
 from sinklab_claims.contract.trained import TrainedModel
 from sinklab_claims.pathways import runs
 from sinklab_claims.pathways.judging import MARGIN, beside, judged
-from sinklab_claims.pathways.pathways import design_of, own_base, pathways
+from sinklab_claims.pathways.pathways import design_of, pathways
 from sinklab_claims.pathways.runs import (
     FACTORS,
     SELECTION_SEEDS,
@@ -147,7 +147,7 @@ def test_trainings_are_those_of_claims_at_all_scales(scale):
     design = design_of([{"name": "sigmoid"}], [0], scale, None)
     found = runs.cells_of(design, [0], {"softmax": 1.0, "sigmoid": 1.0})
     variants = [Variant(BASELINE), Variant("s", {"model.operation": {"name": "sigmoid"}})]
-    claimed = make_cells(variants, scale, [0], own_base(scale))
+    claimed = make_cells(variants, scale, [0], "no-bos")
     assert [cell.name for cell in found.values()] == [cell.name for cell in claimed.values()]
 
 
@@ -262,7 +262,6 @@ def test_trainings_that_are_left_do_not_speak_for_more_than_a_quarter_that_diver
         (["--operations", "softpick,softpick"], "the comparison has softpick twice"),
         (["--seeds", "1000"], "seed 1000 is one on which learning rates are chosen"),
         (["--seeds", "1,1"], "none twice"),
-        (["--scale", "60m", "--base", "bos"], "scale 60m has the base no-bos"),
         (["--rate", "-1"], "--rate is -1; expected a learning rate over that of the scale, such as 0.5"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
     ],

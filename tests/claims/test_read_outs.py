@@ -10,12 +10,11 @@ import pytest
 import torch
 from tests.claims.by_hand import seen
 
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.errors import UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.registry import read_outs
 from sinklab.results.metric import metrics_of
 from sinklab.results.table import make_table
-from sinklab.training.rows import TextRows
 from sinklab_claims.numbers import attention
 from sinklab_claims.numbers.attention import FIRST_POSITIONS, carried, effective, first_rows, inputs, sinks
 from sinklab_claims.numbers.losses import calibration_batches, curve_of, int8, quantization_gap, training, window
@@ -273,39 +272,6 @@ def test_under_a_window_the_mean_is_over_the_queries_that_see_the_token(random_m
     assert carried(windowed)["carried_rate"] >= usual > 10
     monkeypatch.setattr(attention, "CARRYING", 1)
     assert carried(windowed)["carried_rate"] == usual
-
-
-@pytest.mark.parametrize(
-    ("read_out", "shape"),
-    [
-        (sinks, {}), (sinks, {"operation": {"name": "sigmoid"}}), (effective, {}), (carried, {}), (norms, {}), (outliers, {}),
-        (window, {"operation": {"name": "sink_token"}}),
-    ],
-    ids=lambda value: getattr(value, "__name__", "-".join(value) if isinstance(value, dict) else None),
-)  # fmt: skip
-def test_documents_are_read_as_the_training_reads_them(random_model, monkeypatch, read_out, shape):
-    trained = random_model(position={"name": "rotary"}, **shape)
-    apart = trained.rows(24, 64).reshape(48, 32)
-    packed = TextRows(apart.reshape(24, 64), torch.arange(32).repeat(24, 2))
-    found = []
-    for text in (TextRows(apart), packed, TextRows(packed.ids)):
-        monkeypatch.setattr(type(trained), "text", lambda self, samples=100, seq_len=None, text=text: text)
-        found.append(read_out(trained))
-    # sink_rate_max is over the first half of a row, which is longer. Sums in another order, in float32.
-    expected, documents = ({name: value for name, value in each.items() if name != "sink_rate_max"} for each in found[:2])
-    assert documents == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    assert found[2] != pytest.approx(found[1], rel=1e-3, abs=1e-5)
-
-
-def test_ids_alone_are_no_text_of_documents_kept_apart(trained, monkeypatch):
-    rows, positions = trained.rows(24, 64), torch.arange(32).repeat(24, 2)
-    monkeypatch.setattr(
-        type(trained), "text", lambda self, samples=100, seq_len=None: TextRows(rows, torch.arange(64).repeat(24, 1))
-    )
-    assert torch.equal(first_rows(trained), rows)  # each row lies inside one document
-    monkeypatch.setattr(type(trained), "text", lambda self, samples=100, seq_len=None: TextRows(rows, positions))
-    with pytest.raises(ConfigurationError, match=r"kept the documents of held-out rows apart.*data\.packing=stream"):
-        first_rows(trained)
 
 
 @pytest.mark.parametrize("bits", [4, 8, 12])

@@ -16,12 +16,11 @@ from sinklab.attention.session import attend
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import DoesNotApply
 from sinklab.interventions.hide_key import HideKey
+from sinklab.models.loading import load_model, wrap_model
 from sinklab.registry import claims
 from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
-from sinklab_claims import models
 from sinklab_claims.contract.trained import Checkpoint
-from sinklab_claims.models import embedded_model
 from sinklab_claims.reproduce.store import claim_called
 from sinklab_claims.xiao2023 import CACHES, LINES, Shares, first_tokens, freed, line_stream
 from sinklab_claims.xiao2023_streams import LAST, late_in_a_stream, texts_of
@@ -37,7 +36,7 @@ def few(monkeypatch):
 
 
 def draw(seed: int):
-    return texts_of(embedded_model("softmax", seed, "tiny"))
+    return texts_of(Checkpoint(load_model("embedded:softmax"), resolve_corpus("python_source"), seed))
 
 
 def test_a_seed_is_a_draw_of_texts_that_start_with_bos(few):
@@ -50,7 +49,7 @@ def test_a_seed_is_a_draw_of_texts_that_start_with_bos(few):
 
 def test_texts_are_longer_than_the_cache_and_need_not_be_longer_than_the_training():
     """Of a model of today: 1,024 tokens and a cache of 256, whatever it was trained on; what is about that is not measured."""
-    loaded = embedded_model("softmax", 0, "tiny").loaded
+    loaded = load_model("embedded:softmax")
     config = copy.deepcopy(loaded.model.config)
     config.max_position_embeddings = 8192
     modern = dataclasses.replace(loaded, model=SimpleNamespace(config=config, device=loaded.model.device))
@@ -78,27 +77,23 @@ def test_recomputation_is_that_of_the_policy(few):
 
 
 @pytest.fixture(scope="module")
-def foreign(tmp_path_factory):
-    """A random model of another architecture, the one of the larger scales, with the embedded model's tokenizer."""
-    folder = tmp_path_factory.mktemp("neox")
+def foreign():
+    """A random model of another architecture with the embedded model's tokenizer."""
     torch.manual_seed(0)
     config = GPTNeoXConfig(
         vocab_size=2048, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=128, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    GPTNeoXForCausalLM(config).save_pretrained(folder)
-    models.opened("embedded:softmax").encoder.tokenizer.save_pretrained(folder)
-    return str(folder)
+    return wrap_model(GPTNeoXForCausalLM(config).eval(), tokenizer=load_model("embedded:softmax").tokenizer)
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in claims if claim_called(name).one_model is models.MODELS and "1b" in claim_called(name).costs]
+    "name", [name for name in claims if (how := claim_called(name).checkpoint) and how.reads in ("long", "past the training")]
 )
-def test_what_is_measured_is_what_is_judged(foreign, few, monkeypatch, name):
-    monkeypatch.setattr(models, "MODELS", {"1b": foreign})
+def test_what_is_measured_is_what_is_judged(foreign, few, name):
     claim = claim_called(name)
-    numbers = claim.measure(0, "1b")
-    for part in claim.parts + claim.presupposes:
+    numbers = claim.checkpoint.measure(Checkpoint(foreign, resolve_corpus("python_source")))
+    for part in (*(claim.checkpoint.parts or claim.parts), *claim.presupposes):
         assert all(math.isfinite(numbers[label][metric]) for label, metric in part.effect.needs())
 
 
@@ -124,7 +119,7 @@ def test_tokens_late_in_a_stream_are_those_at_the_start_of_texts(bos, number):
 
 
 def test_no_line_lies_where_a_cache_holds_a_part_of_it():
-    loaded = models.opened("embedded:softmax")
+    loaded = load_model("embedded:softmax")
     found = {
         question.distance
         for back in LINES

@@ -175,25 +175,6 @@ def test_a_corpus_gives_what_it_holds():
         resolve_corpus("nope.png")
 
 
-def test_a_dataset_of_images(tmp_path):
-    import datasets
-
-    pictures = [Image.new("RGB", (4, 4), (value, 0, 0)) for value in range(6)]
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
-    rows = {"image": pictures, "label": [0, 1, 0, 1, 0, 1]}
-    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "set.parquet")
-    found = first(tmp_path / "set.parquet", 9)
-    assert sorted(picture.image.getpixel((0, 0))[0] for picture in found) == list(range(6))
-    assert all(picture.label == ("cat", "dog")[picture.image.getpixel((0, 0))[0] % 2] for picture in found)
-    with pytest.raises(
-        InputError, match=r"no column of images 'text'; its columns: image \(.*label.*; choose one with image_column"
-    ):
-        next(resolve_corpus(f"{tmp_path}/set.parquet", image_column="text").pictures(0, 8))
-    datasets.Dataset.from_dict({"text": ["a"]}).to_parquet(tmp_path / "text.parquet")
-    with pytest.raises(InputError, match=r"has no column of images; its columns: text \(string\)"):
-        first(tmp_path / "text.parquet", 1)
-
-
 def test_a_camera_says_which_side_is_up(tmp_path):
     image = Image.new("RGB", (8, 4))
     exif = image.getexif()

@@ -23,13 +23,12 @@ def run_here(plan, names, *, jobs, retries, watch):
     """What ``run_local`` does, in this process, where everything is imported already."""
     errors = {}
     for name in names:
-        watch.started(name)
         try:
             with contextlib.redirect_stderr(io.StringIO()):
                 run_cell(plan.folder, name)
         except SinklabError as error:
             errors[name] = str(error)
-        watch.ended(name, errors.get(name) or plan.outcome(name), failed=name in errors)
+        watch.ended(name, errors.get(name) or plan.outcome(name))
     return errors
 
 

@@ -76,9 +76,9 @@ def test_a_killed_worker_changes_no_number(cluster, text, cache, tmp_path, run):
     assert read_run(folder / name)["resumed"][0]["from"].startswith("checkpoint-")
 
     with pytest.raises(ConfigurationError, match=r"takes 3 CPUs \(training.threads\) and 0 GPUs, and no node has them"):
-        run_sweep(short(text), {"threads": [3]}, tmp_path / "wide", ray=cluster, cache=cache, progress=False)
+        run_sweep(short(text), {"training.threads": [3]}, tmp_path / "wide", ray=cluster, cache=cache, progress=False)
     with pytest.raises(ConfigurationError, match=r"Ray must know how many threads it takes; set training\.threads"):
-        run_sweep(short(text), {"threads": [None]}, tmp_path / "open", ray=cluster, cache=cache, progress=False)
+        run_sweep(short(text), {"training.threads": [None]}, tmp_path / "open", ray=cluster, cache=cache, progress=False)
 
 
 def test_without_ray_the_sweep_says_what_to_install(text, tmp_path, monkeypatch):

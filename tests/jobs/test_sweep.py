@@ -29,11 +29,10 @@ from sinklab.jobs.grid import make_cells, parse_grid
 from sinklab.jobs.processes import REFUSED, Watch, last_line, run_processes, serve
 from sinklab.results.folder import FolderLock
 from sinklab.results.table import read_run, read_table, write_json
-from sinklab.sinks.short_rows import few_queries_warning, short_documents_warning, short_rows_warning
+from sinklab.sinks.short_rows import few_queries_warning, short_rows_warning
 from sinklab.studies.arguments import parse_seeds
 from sinklab.training import process
 from sinklab.training.config import PretrainingConfig
-from sinklab.training.rows import TextRows
 
 RATE = "optimizer.learning_rate"
 
@@ -56,7 +55,7 @@ def test_cells_are_all_combinations_with_every_seed_the_first_seed_first():
 
 def test_names_depend_on_what_is_varied_and_on_nothing_else():
     def name(value: str, **changes) -> str:
-        return make_cells(PretrainingConfig(), {"corpus": [value]}, **changes)[0].name
+        return make_cells(PretrainingConfig(), {"data.corpus": [value]}, **changes)[0].name
 
     assert name("a") == name("a", changes=["training.steps=300"])
     assert len({name("a"), name("b"), name("a", seeds=[0]), name("a", seeds=[1])}) == 4
@@ -86,11 +85,9 @@ def test_an_operation_in_the_grid_drops_the_settings_of_the_one_before():
         ("optimizer.learning_rate=5e-3", RATE, [5e-3]),
         ("operation=softmax,sigmoid", "model.operation.name", ["softmax", "sigmoid"]),
         ("operation={name: softmax}", "model.operation", [{"name": "softmax"}]),
-        ("operation.normalize=true,false", "model.operation.normalize", [True, False]),
         ("model.window=8", "model.window", [8]),
-        ("steps=10,20", "training.steps", [10, 20]),
-        ("betas=[0.9,0.95],[0.9,0.99]", "optimizer.betas", [[0.9, 0.95], [0.9, 0.99]]),
-        ("compile=null,true", "training.compile", [None, True]),
+        ("optimizer.betas=[0.9,0.95],[0.9,0.99]", "optimizer.betas", [[0.9, 0.95], [0.9, 0.99]]),
+        ("training.compile=null,true", "training.compile", [None, True]),
     ],
 )
 def test_the_grid_of_the_command_line(item, path, values):
@@ -102,9 +99,7 @@ def test_the_grid_of_the_command_line(item, path, values):
     [
         (["lr"], r"`grid` 'lr': expected path=value,value,…"),
         (["lr=[1"], r"`grid` 'lr=\[1': the values are no list in YAML"),
-        (["lr=1e-3", "learning_rate=2e-3"], r"names optimizer.learning_rate twice; give all of its values at once"),
-        (["window=8"], r"`grid` window: which of model.window, watch.window\?"),
-        (["seed=1,2"], r"which of data.seed, training.seed\?; `seeds` sets both"),
+        (["lr=1e-3", "optimizer.learning_rate=2e-3"], r"names optimizer.learning_rate twice; give all of its values at once"),
     ],
 )
 def test_a_grid_that_says_nothing_is_refused(items, message):
@@ -125,6 +120,7 @@ def test_a_grid_that_says_nothing_is_refused(items, message):
         ({"lr": [1e-3]}, {"changes": [f"{RATE}=1"]}, "optimizer.learning_rate is both set and varied"),
         ({"data.seed": [1]}, {"seeds": [0]}, "`seeds` sets data.seed too"),
         ({"lr": [1e-3]}, {"seeds": [0], "changes": ["training.seed=1"]}, "`seeds` sets training.seed too"),
+        ({"model.windw": [8]}, {}, "cell windw=8-.*windw.*Did you mean .*window"),
         ({"heads": [2, 5]}, {"seeds": [1]}, "cell num_attention_heads=5,seed=1-.*: model: hidden_size 128 is not a multiple"),
         ({"operation": ["softmx"]}, {}, "cell operation=softmx-.*: no operation is called 'softmx'. Did you mean 'softmax'"),
     ],
@@ -151,19 +147,13 @@ class Events(Watch):
     def __init__(self) -> None:
         super().__init__(cells=0, earlier=0)
         self.events: list[tuple[str, str]] = []
-        self.most = 0
-
-    def started(self, name):
-        super().started(name)
-        self.events.append(("started", name))
-        self.most = max(self.most, len(self.running))
 
     def again(self, name, why):
         self.events.append(("again", f"{name}: {why}"))
 
-    def ended(self, name, outcome, *, failed=False):
-        super().ended(name, outcome, failed=failed)
-        self.events.append(("failed" if failed else "ended", name))
+    def ended(self, name, outcome):
+        super().ended(name, outcome)
+        self.events.append(("ended", name))
 
 
 @pytest.fixture
@@ -185,11 +175,12 @@ ONCE = "import os, sys\nif not os.path.exists(sys.argv[1]):\n    open(sys.argv[1
 """A program that does something in its first attempt, and nothing in the second."""
 
 
-def test_no_more_at_a_time_than_jobs(processes):
-    errors, watch = processes({name: "import time; time.sleep(0.1)" for name in "abcde"}, jobs=2)
+def test_no_more_at_a_time_than_jobs(processes, tmp_path):
+    timed = "import sys, time; start = time.time(); time.sleep(0.1); print(start, time.time(), file=open(sys.argv[1], 'w'))"
+    errors, _ = processes(dict.fromkeys("abcde", timed), jobs=2)
     assert errors == {}
-    assert watch.most == 2
-    assert [name for event, name in watch.events if event == "started"] == list("abcde")
+    spans = [tuple(map(float, (tmp_path / name).read_text().split())) for name in "abcde"]
+    assert max(sum(start <= begin < stop for start, stop in spans) for begin, _ in spans) <= 2
 
 
 @pytest.mark.parametrize(
@@ -215,14 +206,13 @@ def test_one_that_dies_is_run_again(processes, death, why):
 def test_one_that_always_dies_fails_and_the_others_are_kept(processes):
     errors, watch = processes({"a": "import sys; sys.exit('ValueError: no')", "b": "pass"}, retries=2)
     assert errors == {"a": "ValueError: no (attempt 3)"}
-    assert [event for event, name in watch.events if name == "a"] == ["started"] * 3 + ["failed"]
-    assert ("ended", "b") in watch.events
+    assert sorted(event for event in watch.events if event[0] == "ended") == [("ended", "a"), ("ended", "b")]
 
 
 def test_an_error_of_ours_is_not_tried_again(processes):
     errors, watch = processes({"a": f"import sys; print('error: no such corpus', file=sys.stderr); sys.exit({REFUSED})"})
     assert errors == {"a": "no such corpus"}
-    assert [event for event, _ in watch.events] == ["started", "failed"]
+    assert watch.events == [("ended", "a")]
 
 
 class Unreachable(OSError, ValueError):
@@ -262,8 +252,8 @@ CHECKPOINT = (
 
 def test_an_interrupted_sweep_lets_its_cells_write_a_checkpoint(processes, tmp_path):
     class Interrupts(Events):
-        def tick(self, newest):
-            if all(newest(name) == "ready" for name in "ab"):
+        def tick(self):
+            if all(last_line(tmp_path / f"{name}.log") == "ready" for name in "ab"):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -424,21 +414,6 @@ def test_a_window_in_which_an_even_head_passes_for_a_sink_is_said(swept):
     assert "does not compare with that of other windows" in few_queries_warning(64, 16, 0.3)
     assert few_queries_warning(64, 32, 0.3) == few_queries_warning(64, None, 0.3) == ""
     assert few_queries_warning(8, 64, 0.3) == short_rows_warning(8, 0.3) != ""
-
-
-def test_documents_in_which_an_even_head_passes_for_a_sink_are_said():
-    """Of five documents those of four and nine tokens: H(9) / 9 is 0.314, H(10) / 10 is 0.293."""
-    positions = torch.tensor([[*range(4), *range(9), *range(12)], [*range(10), *range(15)]])
-    rows = TextRows(torch.zeros_like(positions), positions)
-    assert rows.lengths == [4, 9, 12, 10, 15]
-    assert TextRows(rows.ids).lengths == [25, 25]
-    assert short_documents_warning(rows.lengths, 0.3) == (
-        "Of the 5 documents in the rows that are watched 2 are so short that a head which looks at all keys alike gives the "
-        "first token more than 0.3 of its attention: such a head has a sink rate of 40.00 % there; from 10 tokens on it does "
-        "not."
-    )
-    assert " 1 is so short " in short_documents_warning([9, 10], 0.3)
-    assert short_documents_warning([10, 25], 0.3) == short_documents_warning([1, 2], 1.0) == ""
 
 
 def test_numbers_that_do_not_compare_between_cells_are_named(swept):
@@ -647,7 +622,7 @@ def test_the_command_tells_of_every_cell_and_prints_json(sinklab):
     # Not a terminal: a line per cell.
     first, second = err.splitlines()
     loss = result["settings"][0]["held_out_loss"]["values"][0]
-    assert re.fullmatch(rf"\[1/2\] learning_rate=0.005-\w+: finished, held-out loss {loss:.3f}, sink rate .* % .* left", first)
+    assert re.fullmatch(rf"\[1/2\] learning_rate=0.005-\w+: finished, held-out loss {loss:.3f}, sink rate .* %", first)
     assert second.startswith("[2/2] learning_rate=0.001-")
 
 

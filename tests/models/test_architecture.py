@@ -59,7 +59,6 @@ def test_the_60m_model_of_gu_et_al():
         ({"norm_placement": "post"}, 64),
         ({"norm_placement": "sandwich"}, -5 * 2 * 64),
         ({"norm": "layer_norm"}, -11 * 64),
-        ({"norm": "dynamic_tanh"}, -11 * 65),
         ({"tie_word_embeddings": False}, -512 * 64),
         ({"position": {"name": "learned"}}, -256 * 64),
         ({"position": {"name": "relative"}}, -32 * 2),

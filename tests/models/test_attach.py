@@ -276,7 +276,7 @@ def test_encoder_decoder_gets_every_attention(gated_sink):
 def test_no_graph_is_kept_alive(gated_sink):
     model = attach(llama(), "gated_sink")
     model(TOKENS)
-    assert model.model.layers[0].self_attn.operation_state.layer_input is None
+    assert model.model.layers[0].self_attn.operation_state.passing.layer_input is None
 
 
 def test_a_copy_has_hooks_of_its_own_and_a_model_pickles(gated_sink):
@@ -284,9 +284,9 @@ def test_a_copy_has_hooks_of_its_own_and_a_model_pickles(gated_sink):
     expected = model(TOKENS).logits
     twin = copy.deepcopy(model)
     assert torch.equal(twin(TOKENS).logits, expected)
-    model.model.layers[0].self_attn.operation_state.layer_input = "untouched"
+    model.model.layers[0].self_attn.operation_state.passing.layer_input = "untouched"
     twin(TOKENS)
-    assert model.model.layers[0].self_attn.operation_state.layer_input == "untouched"
+    assert model.model.layers[0].self_attn.operation_state.passing.layer_input == "untouched"
     average = torch.optim.swa_utils.AveragedModel(twin)
     assert torch.equal(average(TOKENS).logits, expected)
 

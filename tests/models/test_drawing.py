@@ -196,7 +196,7 @@ def test_models_and_corpora_that_do_not_go_together(classifier, tmp_path):
     text.write_text("words and words\n" * 9)
     cases = [
         (str(text), r"ViTForImageClassification reads pictures, and corpus 'notes.txt' holds text; give a folder of pictures"),
-        ("chirps", r"reads pictures, and corpus 'chirps' holds recordings; give a folder of pictures, a dataset"),
+        ("chirps", r"reads pictures, and corpus 'chirps' holds recordings; give a folder of pictures, or photographs"),
     ]
     for corpus, message in cases:
         with pytest.raises(InputError, match=message):

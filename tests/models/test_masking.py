@@ -1,4 +1,4 @@
-"""Who sees whom: windows, prefixes, padding, packed documents and tokens in front, together, with and without a cache."""
+"""Who sees whom: windows, prefixes, padding and tokens in front, together, with and without a cache."""
 
 import pytest
 import torch
@@ -25,12 +25,9 @@ def test_prefix_behind_padding():
     assert visible(make(prefix=2), TOKENS[:1, :5], attention_mask=mask)[2:] == ["..xx.", "..xx.", "..xxx"]
 
 
-def test_packed_documents_with_window_and_prefix():
-    position_ids = torch.tensor([[0, 1, 2, 0, 1]])
-    tokens = TOKENS[:1, :5]
-    assert visible(make(), tokens, position_ids=position_ids) == ["x....", "xx...", "xxx..", "...x.", "...xx"]
-    assert visible(make(window=2), tokens, position_ids=position_ids) == ["x....", "xx...", ".xx..", "...x.", "...xx"]
-    assert visible(make(prefix=2), tokens, position_ids=position_ids) == ["xx...", "xx...", "xxx..", "...xx", "...xx"]
+def test_several_documents_in_a_row_are_refused():
+    with pytest.raises(ConfigurationError, match="begin again inside a row: give each document a row of its own"):
+        make()(TOKENS[:1, :5], position_ids=torch.tensor([[0, 1, 2, 0, 1]]))
 
 
 def test_positions_that_go_on_are_no_documents():
@@ -123,7 +120,6 @@ def test_who_sees_the_tokens_in_front(fronted):
         "plain": ({}, {}, ["x...", "xx..", "xxx.", "xxxx"]),
         "window": ({"window": 2}, {}, ["x...", "xx..", ".xx.", "..xx"]),
         "prefix": ({"prefix": 3}, {}, ["xxx.", "xxx.", "xxx.", "xxxx"]),
-        "packed": ({}, {"position_ids": torch.tensor([[0, 1, 0, 1]])}, ["x...", "xx..", "..x.", "..xx"]),
         "padded": ({}, {"attention_mask": torch.tensor([[0, 1, 1, 1]])}, [None, ".x..", ".xx.", ".xxx"]),
         "given": ({}, {"attention_mask": torch.eye(4, dtype=torch.bool)[None, None]}, ["x...", ".x..", "..x.", "...x"]),
     }
@@ -132,13 +128,6 @@ def test_who_sees_the_tokens_in_front(fronted):
         assert found[:2] == [row + "...." for row in front], case
         for row, seen in zip(found[2:], rows, strict=True):
             assert seen is None or row == "xx" + seen, case
-
-
-def test_packed_documents_each_follow_the_tokens_in_front(fronted):
-    model, plain = fronted()
-    packed = torch.cat((TOKENS[:, :7], TOKENS[:, :5]), dim=1)
-    logits = logits_of(model, packed, position_ids=torch.cat((torch.arange(7), torch.arange(5)))[None])
-    torch.testing.assert_close(logits[:, 7:], with_front(model, plain, TOKENS[:, :5]), **EXACT)
 
 
 def test_tokens_in_front_learn_and_generate(fronted, tmp_path):

@@ -77,18 +77,16 @@ def test_weights_come_back_within_half_a_step_of_their_own_scale(bits):
 def test_integer_products_are_exact(values, bits, per_token):
     weight = torch.randn(24, 40, generator=torch.Generator().manual_seed(1))
     weights = weight_codes(weight, bits[0])
-    coded = inputs_on_grid(values, bits[1] if per_token else affine_grid(values.min(), values.max(), bits[1]))
-    left = coded.codes.double() - coded.grid.zero
+    inputs, grid = inputs_on_grid(values, bits[1] if per_token else affine_grid(values.min(), values.max(), bits[1]))
+    left = inputs.double() - grid.zero
     groups = left.split([len(part) for part in weights.groups], dim=1)
     exact = sum(
         (part @ codes.double()) * scale.double()
         for part, codes, scale in zip(groups, weights.groups, weights.scales, strict=True)
     )
-    found = integer_product(coded, weights, "map").double()
+    found = integer_product(inputs, grid, weights, "map").double()
     # The integers are exact; then come one rounding to float32, two scales and the sum over two groups at most.
-    torch.testing.assert_close(
-        found, exact * coded.grid.scale.double(), rtol=6 * 2**-24, atol=6 * 2**-24 * float(exact.abs().max())
-    )
+    torch.testing.assert_close(found, exact * grid.scale.double(), rtol=6 * 2**-24, atol=6 * 2**-24 * float(exact.abs().max()))
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(40, 24), Conv1D(24, 40)], ids=["linear", "conv1d"])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.conftest import TINY
+from tests.conftest import TINY, mask_of_documents
 from transformers import AutoModelForCausalLM
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -53,7 +53,7 @@ def test_packed_documents_do_not_see_each_other(name):
     model = make(name)
     packed = torch.cat((TOKENS[:, :7], TOKENS[:, :5]), dim=1)
     position_ids = torch.cat((torch.arange(7), torch.arange(5)))[None]
-    logits = model(input_ids=packed, position_ids=position_ids).logits
+    logits = model(input_ids=packed, position_ids=position_ids, attention_mask=mask_of_documents(position_ids)).logits
     torch.testing.assert_close(logits[:, :7], model(input_ids=TOKENS[:, :7]).logits, **EXACT)
     torch.testing.assert_close(logits[:, 7:], model(input_ids=TOKENS[:, :5]).logits, **EXACT)
 

@@ -4,9 +4,12 @@ import pytest
 import torch
 import transformers
 from dense_oracle import assert_same, values_of
+from tests.conftest import mask_of_documents
 
+from sinklab.attention.positions import _documents
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
+from sinklab.attention.visibility import Dense
 from sinklab.errors import ContractError, InputError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.probes.attention_received import AttentionReceived
@@ -87,18 +90,21 @@ def test_packed_documents_behind_learned_tokens_are_refused():
     shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     plain, fronted = (SinkLM(SinkLMConfig(**shape, operation={"name": name})).eval() for name in ("softmax", "sink_token"))
     ids, places = tokens(2, 12), torch.cat((torch.arange(7), torch.arange(5)))[None]
+    packed = mask_of_documents(places).expand(2, -1, -1, -1)
+    behind = torch.nn.functional.pad(torch.nn.functional.pad(packed, (1, 0), value=True), (0, 0, 1, 0))
+    behind[:, :, 0, 0] = True
     said = r"begins at index 8 sees earlier keys.*Give every document a row of its own"
+    with pytest.raises(InputError, match=said):
+        _documents(torch.cat((torch.zeros(1, 1), places + 1), 1), Dense(behind), 2, 13, None, ids.device)
     with torch.no_grad():
-        with attend(fronted, probes=[AttentionReceived()]), pytest.raises(InputError, match=said):
-            fronted(input_ids=ids, position_ids=places)
         padded = torch.tensor([[1] * 12, [1] * 5 + [0] * 7])  # positions of padding start nothing
-        for model, mask in ((plain, None), (plain, padded), (fronted, padded)):
+        for model, mask in ((plain, packed), (plain, padded), (fronted, padded)):
             rate = SinkRate()
             with attend(model, probes=[rate]):
-                position_ids = places if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
+                position_ids = places if mask is packed else (mask.cumsum(1) - 1).clamp(min=0)
                 model(input_ids=ids, position_ids=position_ids, attention_mask=mask)
             documents = {count for (metric, *_), (_, count) in values_of(rate).items() if metric == "gu2024"}
-            assert max(documents) >= (4 if mask is None else 2)
+            assert max(documents) >= (4 if mask is packed else 2)
 
 
 def test_against_the_weights_that_the_model_returns(models):

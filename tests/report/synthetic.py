@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from sinklab.results.sections import to_json
 from sinklab.results.table import COLUMNS, write_json
-from sinklab.studies.audit.found import AuditFound, Condition, Place, Places, PositionOfSink, SinksFound, finding
+from sinklab.studies.audit.found import AuditFound, Condition, Place, Places, SinksFound, finding
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 WORDS = [
@@ -115,16 +115,8 @@ def sinks_found(sinks: Sequence[Place], heads: int, **places: list[Place]) -> di
         sinks=list(sinks), **others, threshold=0.3, definition="", corpus="python_source", bos=1, samples=3, seq_len=64,
         heads_by_weight=0,
     )  # fmt: skip
-    positions = [
-        PositionOfSink(
-            position=sink.position, token=sink.text, token_share=sink.token_share, rate=sink.rate, mean_weight=sink.mass,
-            heads=[(layer, head, rate) for layer, head, _, rate in sink.heads],
-        )
-        for sink in sinks
-        if sink.position is not None
-    ]  # fmt: skip
     return {
-        "sinks": where, "sink_rate_gu2024": 0.0, "sink_positions": positions, "sink_tokens": [], "candidate_positions": 33,
+        "sinks": where, "sink_rate_gu2024": 0.0, "candidate_positions": 33,
         "candidates_by_module": {}, "windowed_modules": 0, "num_modules": 2, "longest_sample": None,
         "sink_role": sinks[0].description if sinks else "none", "sink_heads": (sinks[0].sinking or 0) if sinks else 0,
         "sink_heads_by_weight": 0, "num_heads": heads, "first_token_mean_weight": 0.2, "null_mass": 0.0, "definitions": {},

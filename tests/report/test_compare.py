@@ -52,16 +52,6 @@ def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
     assert softmax["sink rate at position 0, one token repeated (%)"] == 0.0
 
 
-def test_rows_of_one_audit_stand_where_they_stand_there(tmp_path: Path) -> None:
-    """A gate of the second, beside what it belongs to, and nothing in other columns."""
-    gated = write_audit(tmp_path / "gated", model="gated", layers=2, heads=2, gate=0.25)
-    table = Comparison([write_audit(tmp_path / "plain", model="plain", layers=2, heads=2), gated]).table
-    row = "gate (mean factor on a head's output)"
-    assert [table[name][row] for name in ("plain", "gated")] == [None, 0.25]
-    rows = list(table.index)
-    assert rows.index(row) == rows.index("null mass (%)") + 1
-
-
 @pytest.mark.parametrize("corpus", ["random_tokens", "repeated_token"])
 def test_an_audit_on_an_artificial_text_has_rates_with_and_without_bos(corpus: str, tmp_path: Path) -> None:
     other = "repeated_token" if corpus == "random_tokens" else "random_tokens"

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from sinklab.errors import InputError
-from sinklab.report.curves import draw_runs, measured_apart, notes_of, read_curves, write_plot
+from sinklab.report.curves import draw_runs, measured_apart, notes_of, read_curves
 from sinklab.results.folder import in_use
 from sinklab.results.table import make_table, write_json, write_table
 from sinklab.studies.plot.plot import plot
@@ -84,7 +84,7 @@ def test_what_is_drawn_is_what_the_table_says(tmp_path):
     assert positions.images[0].get_array().shape == (3, 3)
 
 
-def test_runs_that_were_measured_in_different_ways_are_said_to_be(tmp_path):
+def test_runs_that_were_measured_in_different_ways_are_said_to_be(tmp_path, capsys):
     """A rate above 0.3 and one above 0.9, or of two definitions, would stand on one axis without a word."""
     folders = [make_run(tmp_path / name) for name in "abc"]
     for folder, threshold in zip(folders, (0.3, 0.9, 0.3), strict=True):
@@ -93,9 +93,9 @@ def test_runs_that_were_measured_in_different_ways_are_said_to_be(tmp_path):
     table = read_curves(folders[2]).table
     table.loc[table["metric"] == "gu2024", "version"] = 2
     write_table(table, folders[2] / "table.parquet")
-    said = []
-    write_plot(folders[:2], tmp_path / "two.png", note=said.append)
-    assert said == ["These runs differ in watch.threshold (0.3, 0.9): what depends on it is not comparable as it stands."]
+    plot(folders[:2], out=tmp_path / "two.png")
+    said = "These runs differ in watch.threshold (0.3, 0.9): what depends on it is not comparable as it stands.\n"
+    assert capsys.readouterr().err == said
     runs = [read_curves(folder) for folder in folders]
     both = "watch.threshold (0.3, 0.9) and the definition of gu2024"
     assert f"These runs differ in {both}:" in draw_runs(runs, notes_of(runs)).get_supxlabel().replace("\n", " ")
@@ -118,7 +118,7 @@ def test_mass_on_nothing_has_a_curve_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_files(tmp_path, suffix):
-    page = write_plot([make_run(tmp_path / "a"), make_run(tmp_path / "b", sink=0)], tmp_path / f"plots/curves{suffix}")
+    page = plot([make_run(tmp_path / "a"), make_run(tmp_path / "b", sink=0)], out=tmp_path / f"plots/curves{suffix}")
     assert page.read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
 
 
@@ -126,7 +126,7 @@ def test_a_sweep_stands_for_its_runs(tmp_path):
     for name in ("one", "two"):
         make_run(tmp_path / "sweep" / name)
     write_json({"cells": [{"name": "one"}, {"name": "two"}]}, tmp_path / "sweep" / "sweep.json")
-    write_plot([tmp_path / "sweep"], tmp_path / "curves.svg")
+    plot([tmp_path / "sweep"], out=tmp_path / "curves.svg")
     text = (tmp_path / "curves.svg").read_text()
     assert "<!-- one (softmax), position 2 -->" in text
     assert "<!-- two (softmax), position 2 -->" in text
@@ -159,10 +159,10 @@ def test_no_two_lines_look_alike(tmp_path):
 
 def test_errors(tmp_path):
     with pytest.raises(InputError, match=r"run\.json is not there"):
-        write_plot([tmp_path], tmp_path / "curves.png")
+        plot([tmp_path], out=tmp_path / "curves.png")
     run = make_run(tmp_path / "run")
     with pytest.raises(InputError, match=r"cannot write 'curves\.docx': give a name that ends in \.png, \.svg or \.pdf"):
-        write_plot([run], tmp_path / "curves.docx")
+        plot([run], out=tmp_path / "curves.docx")
     write_table(make_table([{"metric": "gu2024", "value": 1.0, "unit": "percent"}], probe="sink_rate"), run / "table.parquet")
     with pytest.raises(InputError, match=r"a run of another command, has no numbers by step; give the output"):
         read_curves(run)

@@ -86,29 +86,15 @@ class TestWritten:
         assert names(tmp_path) == ["old"]
         assert (tmp_path / "old").read_text() == "mine"
 
-    @pytest.mark.parametrize("links", [True, False])
-    def test_what_appears_meanwhile_is_not_replaced_and_the_work_not_lost(self, tmp_path, monkeypatch, links):
-        out, check = tmp_path / "out.txt", check_file
-        if not links:
+    def test_what_appears_meanwhile_is_not_replaced_and_the_work_not_lost(self, tmp_path):
+        out = tmp_path / "out.txt"
 
-            def none(*_, **__):
-                raise PermissionError(1, "Operation not permitted")
+        def slowly(temporary):
+            temporary.write_text("new")
+            a_file(out)
 
-            monkeypatch.setattr(os, "link", none)
-        write(tmp_path / "first")
-        assert (tmp_path / "first").read_text() == "new"
-        (tmp_path / "first").unlink()
-
-        def checked(path, overwrite, name):
-            check(path, overwrite, name)
-            if names(tmp_path) != []:  # the second look, right before the file is put in place
-                a_file(out)
-
-        monkeypatch.setattr("sinklab.results.file.check_file", checked)
-        with pytest.raises(
-            InputError, match=r"has been made by another process meanwhile\. What was to be written there is in"
-        ):
-            write(out)
+        with pytest.raises(InputError, match=r"exists; choose .*\. What was to be written there is in"):
+            write_file(out, slowly, overwrite=False)
         assert out.read_text() == "mine"
         (rescued,) = [path for path in tmp_path.iterdir() if path != out]
         assert (rescued.read_text(), rescued.suffix) == ("new", ".txt")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import re
 import stat
 
@@ -13,8 +15,8 @@ import pytest
 import torch
 from tests.conftest import make_sinklm
 
+import sinklab
 from sinklab import SinkCache
-from sinklab.cli.catalogue import every_metric
 from sinklab.errors import ConfigurationError, ContractError, InputError, ResultError
 from sinklab.registry import KINDS
 from sinklab.results import environment
@@ -164,7 +166,13 @@ def test_what_cannot_be_read_says_so(tmp_path):
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Metric]:
-    return every_metric()
+    for registry in KINDS.values():
+        for name in registry:
+            registry[name]
+    for module in pkgutil.walk_packages(sinklab.__path__, "sinklab."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    return catalogue()
 
 
 def test_the_whole_tree_has_one_definition_under_each_name(found):

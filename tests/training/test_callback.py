@@ -42,7 +42,7 @@ from sinklab.training.callback import (
     measure_sinks,
     measuring,
 )
-from sinklab.training.rows import TextRows, _Limit, limited_attention, token_losses, windowed_losses
+from sinklab.training.rows import _Limit, limited_attention, token_losses, windowed_losses
 from sinklab.training.trainer import stack
 
 ROWS = torch.randint(2, 300, (6, 24), generator=torch.Generator().manual_seed(1))
@@ -116,7 +116,7 @@ def test_training_is_bit_identical_with_and_without(tmp_path, bf16):
     assert sorted(set(callback.table.table()["step"])) == [0, 1, 2, 3, 4]
 
 
-def test_packed_rows_are_the_rows_that_were_given(monkeypatch):
+def test_rows_of_several_tables_are_the_rows_that_were_given(monkeypatch):
     rows = [
         {"metric": "loss", "unit": "nats", "value": number / 7 if number % 3 else float("nan"), "key_position": number}
         if number % 2
@@ -128,7 +128,7 @@ def test_packed_rows_are_the_rows_that_were_given(monkeypatch):
     monkeypatch.setattr(record, "LOOSE_ROWS", 6)
     for start in range(0, 20, 4):
         packed.add(rows[start : start + 4], step=5)
-    assert (len(packed._packed), len(packed._loose)) == (2, 4)
+    assert (len(packed._tables), len(packed._loose)) == (2, 4)
     pd.testing.assert_frame_equal(packed.table(), plain.table())
     pd.testing.assert_frame_equal(packed.table(), make_table([{**row, "seed": 3, "step": 5} for row in rows]))
 
@@ -300,28 +300,6 @@ def test_windowed_losses_are_of_the_tokens_beyond_the_window():
             assert torch.equal(hidden, token_losses(model, ROWS)[:, 8:])
 
 
-def test_documents_that_do_not_see_each_other_are_measured_like_rows_of_their_own():
-    model = make_sinklm()
-    apart = ROWS.reshape(12, 12)
-    packed = TextRows(ROWS, torch.arange(12).repeat(6, 2))
-    with torch.no_grad():
-        found, expected, merged = (measure_sinks(model, rows, window=4, threshold=0.15) for rows in (packed, apart, ROWS))
-    numbers = [
-        {(row["metric"], row.get("layer"), row.get("head"), row.get("key_position")): row["value"] for row in each.rows}
-        for each in (found, expected, merged)
-    ]
-    plain = {key for key in numbers[1] if key[0] in ("gu2024", "loss", "qiu2025_first_attention", "hidden_norm", "entropy")}
-    plain |= {("windowed_loss_without_sink", None, None, None)}
-    # Sums in another order, in float32.
-    assert {key: numbers[0][key] for key in plain} == pytest.approx({key: numbers[1][key] for key in plain}, rel=1e-5, abs=1e-6)
-    assert numbers[2]["loss", None, None, None] != pytest.approx(numbers[0]["loss", None, None, None], rel=1e-4)
-    with torch.no_grad():
-        for kept, alone in zip(
-            windowed_losses(model, packed, 4, [0, 2]), windowed_losses(model, apart, 4, [0, 2]), strict=True
-        ):
-            torch.testing.assert_close(kept, alone.flatten(), rtol=1e-4, atol=1e-5)
-
-
 def test_what_takes_no_window_says_so():
     model = make_sinklm()
     with torch.no_grad(), limited_attention(model, 4):
@@ -483,11 +461,7 @@ def test_a_model_that_predicts_no_next_token_is_refused(model):
         ({"rows": ROWS.float()}, r"rows must be int64 \(rows, seq_len\), got torch.float32 \(6, 24\)"),
         ({"rows": ROWS[:0]}, r"rows must be int64 \(rows, seq_len\), got torch.int64 \(0, 24\)"),
         ({"every": 0}, "every 0 must be 1 or more: steps between measurements"),
-        ({"window": 23}, "window 23 leaves no token beyond it: the longest text .* has 24 tokens; lower the window"),
-        (
-            {"rows": TextRows(ROWS, torch.arange(12).repeat(6, 2)), "window": 11},
-            r"the longest text in the first 16 probe rows has 12 tokens.*watch\.window",
-        ),
+        ({"window": 23}, "window 23 leaves no token beyond it in probe rows of 24 tokens; lower the window"),
         ({"threshold": 1.0}, r"threshold 1.0 must be in \[0, 1\)"),
     ],
 )

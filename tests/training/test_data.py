@@ -18,7 +18,7 @@ from sinklab.training import data as module
 from sinklab.training import tokenizer as tokenizer_module
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
-from sinklab.training.tokenizer import Piece, TokenStream, cached_folder, train_bpe, write_stream
+from sinklab.training.tokenizer import TokenStream, cached_folder, train_bpe, write_stream
 
 TRAIN = ["abcde", "fg", "hijklmn"]
 HELD_OUT = ["ABCD", "EFGHIJ", "KLMNOPQRSTUVW"]
@@ -98,50 +98,11 @@ def test_rows_are_cut_from_the_stream(tmp_path, corpus, policy, expected):
         assert torch.equal(row["labels"], row["input_ids"])
 
 
-@pytest.mark.parametrize(
-    ("context", "bos", "expected"),
-    [
-        # A row that begins in the middle of a document counts from there: what came before is not seen.
-        (4, "none", [("abcd", "0123"), ("e$fg", "0101"), ("$hij", "0012"), ("klmn", "0123")]),
-        (4, "documents", [("^abc", "0123"), ("de$^", "0120"), ("fg$^", "0120"), ("hijk", "0123"), ("lmn$", "0123")]),
-        # The BOS of a row belongs to the document that goes on, or begins, right behind it.
-        (4, "rows", [("^abc", "0123"), ("^de$", "0123"), ("^fg$", "0123"), ("^hij", "0123"), ("^klm", "0123")]),
-        (6, "rows", [("^abcde", "012345"), ("^$fg$h", "010120"), ("^ijklm", "012345")]),
-    ],
-)
-def test_isolated_rows_count_positions_in_each_document(tmp_path, corpus, context, bos, expected):
-    prepared = prepare(tmp_path, context=context, bos=bos, packing="isolated")
-    found = [(spell(prepared, row["input_ids"]), "".join(map(str, row["position_ids"].tolist()))) for row in prepared.train]
-    assert found == expected
-
-
-def test_nothing_is_to_be_predicted_across_a_boundary(tmp_path, corpus):
-    prepared = prepare(tmp_path, bos="none", packing="isolated")
-    labels = [row["labels"].tolist() for row in prepared.train]
-    ids = [row["input_ids"].tolist() for row in prepared.train]
-    assert labels == [ids[0], [*ids[1][:2], -100, ids[1][3]], [ids[2][0], -100, *ids[2][2:]], ids[3]]
-
-
-def test_tokens_of_a_prefix_are_no_targets_in_isolated_documents(tmp_path, corpus):
-    def labels(**settings):
-        config = configuration(bos="none", **settings)
-        config.model.prefix = 2
-        return [row["labels"].tolist() for row in prepare_data(config, tmp_path).train]
-
-    ids = labels()  # of merged rows the model knows where the prefix is
-    assert all(-100 not in row for row in ids)
-    first = [[-100, -100, *row[2:]] for row in ids]
-    assert labels(packing="isolated") == [first[0], [-100] * 4, [-100, -100, -100, ids[2][3]], first[3]]
-
-
 def test_held_out_rows_follow_the_policy_and_are_spread_over_the_text(tmp_path, corpus):
     # ABCD$EFGHIJ$KLMNOPQRSTUVW$: 26 tokens, 8 rows of 3 behind a BOS, of which the rows 0, 2 and 5 are taken.
     prepared = prepare(tmp_path, held_out_rows=3)
     assert [spell(prepared, row) for row in prepared.held_out] == ["^ABC", "^FGH", "^NOP"]
     assert prepared.held_out.dtype == torch.int64
-    isolated = prepare(tmp_path, held_out_rows=3, bos="none", packing="isolated")
-    assert [spell(isolated, row) for row in isolated.held_out] == ["ABCD", "HIJ$", "OPQR"]
-    assert [row["position_ids"].tolist() for row in isolated.held_out_dataset] == [[0, 1, 2, 3]] * 3
 
 
 # --- interventions ---------------------------------------------------------------------------------------------------------
@@ -188,13 +149,11 @@ def test_a_fixed_token_is_in_every_row_training_held_out_and_probe(tmp_path, cor
     for ids, others in (
         (torch.stack([row["input_ids"] for row in prepared.train]), torch.stack([row["input_ids"] for row in plain.train])),
         (prepared.held_out, plain.held_out),
-        (prepared.probe_text(2, 3).ids, plain.probe_text(2, 3).ids),
+        (prepared.probe_rows(2, 3), plain.probe_rows(2, 3)),
     ):
         assert (ids[:, 2] == 30).all()
         others[:, 2] = 30
         assert torch.equal(ids, others)
-    assert (prepared.probe_text(2, 3, bos=False).ids[:, 2] == 30).all()
-    assert torch.equal(prepared.probe_text(2, 2).ids, plain.probe_text(2, 2).ids)  # too short to hold it
 
 
 @pytest.mark.parametrize(
@@ -220,71 +179,13 @@ def test_interventions_that_contradict(tmp_path, corpus, settings, message):
 # --- probe rows ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("policy", "bos", "expected"),
-    [
-        ("rows", None, ["^AB", "^FG"]),
-        ("rows", True, ["^AB", "^FG"]),
-        ("rows", False, ["ABC", "FGH"]),
-        ("none", None, ["ABC", "HIJ"]),
-        ("none", True, ["^AB", "^HI"]),
-        ("none", False, ["ABC", "HIJ"]),
-        ("documents", None, ["^AB", "D$^"]),
-        ("documents", True, ["^AB", "^D$"]),
-        ("documents", False, ["ABC", "D$^"]),
-    ],
-)
-def test_probe_rows_begin_as_asked(tmp_path, corpus, policy, bos, expected):
-    corpus.given["held_out"] = HELD_OUT[:2] if policy == "documents" else HELD_OUT
-    prepared = prepare(tmp_path, bos=policy, held_out_rows=3 if policy != "documents" else 2)
-    found = [spell(prepared, row) for row in prepared.probe_text(2, 3, bos=bos).ids]
-    assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("policy", "bos", "expected"),
-    [
-        ("rows", None, [("^ABCD$EF", "01234501"), ("^GHIJ$KL", "01234501")]),
-        ("rows", False, [("ABCD$EFG", "01234012"), ("GHIJ$KLM", "01234012")]),
-        ("none", True, [("^ABCD$EF", "01234501"), ("^HIJ$KLM", "01234012")]),
-        ("documents", False, [("ABCD$^EF", "01234012"), ("FGHIJ$^K", "01234501")]),
-    ],
-)
-def test_probe_rows_are_in_the_documents_of_the_training(tmp_path, corpus, policy, bos, expected):
-    prepared = prepare(tmp_path, context=8, bos=policy, held_out_rows=3, batch_size=1, packing="isolated")
-    text = prepared.probe_text(2, 8, bos=bos)
-    found = [
-        (spell(prepared, row), "".join(map(str, positions.tolist())))
-        for row, positions in zip(text.ids, text.position_ids, strict=True)
-    ]
-    assert found == expected
-    inside = prepared.probe_text(3, 4, bos=policy == "none" or None, front=1)
-    assert inside.position_ids is None
-    assert "$" not in "".join(spell(prepared, row[:-1]) for row in inside.ids)
-    merged = prepare(tmp_path, context=8, bos=policy, held_out_rows=3, batch_size=1).probe_text(2, 8, bos=bos)
-    assert merged.position_ids is None
-    corpus.given["held_out"] = ["ABCD"] * 20
-    short = prepare(tmp_path / "short", context=8, bos=policy, held_out_rows=3, batch_size=1, packing="isolated")
-    with pytest.raises(InputError, match=r"no held-out row of 8 tokens lies inside one document.*lower watch\.seq_len"):
-        short.probe_text(2, 8, bos=bos, front=1)
-
-
-def test_probe_rows_as_long_as_the_context_reach_one_token_further_without_their_bos(tmp_path, corpus):
-    prepared = prepare(tmp_path, held_out_rows=8)
-    assert [spell(prepared, row) for row in prepared.held_out][-1] == "^TUV"
-    assert [spell(prepared, row) for row in prepared.probe_text(8, 4, bos=False).ids][-1] == "TUVW"
-
-
-def test_probe_rows_that_cannot_be(tmp_path, corpus):
-    prepared = prepare(tmp_path)
+def test_probe_rows_begin_as_those_of_the_training(tmp_path, corpus):
+    prepared = prepare(tmp_path, held_out_rows=3)
+    assert [spell(prepared, row) for row in prepared.probe_rows(2, 3)] == ["^AB", "^FG"]
     with pytest.raises(ConfigurationError, match="probe rows of 5 tokens are longer than those of training, 4"):
-        prepared.probe_text(1, 5)
-    with pytest.raises(InputError, match=r"2 probe rows of 1 held-out rows; lower watch\.samples or raise data\.held_out"):
-        prepared.probe_text(2, 4)
-    fixed = prepare(tmp_path, bos="none", fixed_position=0, fixed_token=30)
-    assert fixed.probe_text(1, 3).ids[0, 0] == 30
-    with pytest.raises(ConfigurationError, match=r"watch\.bos puts a token at position 0, where data\.fixed_position"):
-        fixed.probe_text(1, 3, bos=True)
+        prepared.probe_rows(1, 5)
+    with pytest.raises(InputError, match=r"4 probe rows of 3 held-out rows; lower watch\.samples or raise data\.held_out"):
+        prepared.probe_rows(4, 4)
 
 
 # --- the same for everybody ------------------------------------------------------------------------------------------------
@@ -306,7 +207,7 @@ def test_what_was_encoded_is_found_again_and_shared_by_what_it_does_not_depend_o
     again = prepare(tmp_path)
     assert again.identity == first.identity
     assert rows(again) == rows(first)
-    prepare(tmp_path, bos="none", seed=3, unique_fraction=0.5, batch_size=2, random_positions=(0, 2), packing="isolated")
+    prepare(tmp_path, bos="none", seed=3, unique_fraction=0.5, batch_size=2, random_positions=(0, 2))
     assert corpus.read == {"train": 0, "held_out": 0}
     prepare(tmp_path, eos=False)  # other tokens, the same tokenizer: every document read once
     assert corpus.read == {"train": 3, "held_out": 3}
@@ -470,13 +371,10 @@ def test_a_tokenizer_without_the_token_that_is_asked_for(tmp_path, corpus, polic
         prepare(tmp_path, **given)
     without = prepare(tmp_path, **{**given, "bos": "none", "eos": False})
     assert rows(without) == ["abcd", "efgh", "ijkl"]
-    if role == "bos":
-        with pytest.raises(ConfigurationError, match="no beginning-of-sequence token; set watch"):
-            without.probe_text(1, 2, bos=True)
 
 
 def test_the_width_of_an_id_follows_the_vocabulary(tmp_path):
-    pieces = [Piece(np.array([7, 65_536]), 2, True, True)]
+    pieces = [(np.array([7, 65_536]), 2)]
 
     def write(vocab_size):
         write_stream(tmp_path, pieces, bos=None, eos=None, vocab_size=vocab_size, limit=None, progress=lambda tokens: None)

@@ -55,7 +55,8 @@ class Source:
         if self.layout == "bthd":
             return output.transpose(1, 2)
         if self.step == size:
-            split = output[..., self.start : self.start + heads * size].unflatten(-1, (heads, size))
+            whole = output.shape[-1] == heads * size
+            split = (output if whole else output[..., self.start : self.start + heads * size]).unflatten(-1, (heads, size))
         else:
             split = output.unflatten(-1, (-1, self.step))[..., self.start : self.start + size]
         return split.transpose(1, 2)
@@ -129,11 +130,11 @@ def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwar
     mask = next((one for one in given if isinstance(one, Tensor) and one.ndim == 4 and one.dtype == torch.bool), None)
     starts = None if _unmarked.get() else _starts(module, hidden, mask, given, kwargs.get("position_ids"))
     if starts is None:
-        state.sinks = None
+        state.passing.sinks = None
         return
     positions = state.operation.positions  # type: ignore[attr-defined]
-    state.sinks = starts if positions == (0,) else _shifted(starts, positions)
-    state.first_only = mask is None and positions == (0,)
+    state.passing.sinks = starts if positions == (0,) else _shifted(starts, positions)
+    state.passing.first_only = mask is None and positions == (0,)
 
 
 def _starts(
@@ -177,18 +178,19 @@ def _shifted(starts: Tensor, positions: Iterable[int]) -> Tensor:
 
 
 def _keep_queries(state: OperationState, source: Source, module: nn.Module, args: tuple[object, ...], output: Tensor) -> None:
-    state.unrotated = source.read(output, state.shape.num_heads, state.shape.head_dim)
+    state.passing.unrotated = source.read(output, state.shape.num_heads, state.shape.head_dim)
 
 
 def _mark_keys(
     state: OperationState, source: Source, module: nn.Module, args: tuple[object, ...], output: Tensor
 ) -> Tensor | None:
-    if state.sinks is None:
+    sinks = state.passing.sinks
+    if sinks is None:
         return None
     shape, marked = state.shape, output.clone()
     keys = source.read(marked, shape.num_kv_heads, shape.head_dim)
     for head in range(shape.num_kv_heads) if shape.folded is None else shape.folded:
-        keys[:, head].masked_fill_(state.sinks[..., None], 0.0)
+        keys[:, head].masked_fill_(sinks[..., None], 0.0)
     return marked
 
 
@@ -249,20 +251,21 @@ def attend(
         raise UnsupportedModelError(
             "operation 'folded_sink' was attached without saying where keys are made; fold a model with sinklab.fold_sinks"
         )
+    passing, sinks = state.passing, state.passing.sinks
     whole = shape.folded is None or len(shape.folded) == shape.num_kv_heads
     plain = whole and inputs.visible is None and inputs.bias is None and not need_weights
     square = inputs.q_len == inputs.kv_len
-    if plain and state.sinks is not None and state.first_only and square and (inputs.causal or inputs.q_len == 1):
+    if plain and sinks is not None and passing.first_only and square and (inputs.causal or inputs.q_len == 1):
         own = inputs.values[:, :, :1].repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1).to(inputs.queries.dtype)
         if inputs.q_len == 1:
             return own, None
         rest, _ = compute(operation, _from_second(inputs, queries=True), path)
         return torch.cat((own.transpose(1, 2), rest.transpose(1, 2)), dim=1).transpose(1, 2), None  # copied once, as it goes on
-    if plain and inputs.q_len == 1 and inputs.queries.device.type == "cpu" and state.sinks is None:
-        without = int(inputs.keys[:, 0, 0].any(-1).sum())  # rows that do not begin with a folded sink
-        if without in (0, len(inputs.keys)):
-            return compute(operation, inputs if without else _from_second(inputs, queries=False), path)
-    rule = Hidden(hidden_keys(inputs.keys, shape), state.sinks)
+    if plain and inputs.q_len == 1 and inputs.queries.device.type == "cpu" and sinks is None:
+        first = [bool(one.any()) for one in inputs.keys[:, 0, 0]]  # false for rows that begin with a folded sink
+        if all(first) or not any(first):
+            return compute(operation, inputs if first[0] else _from_second(inputs, queries=False), path)
+    rule = Hidden(hidden_keys(inputs.keys, shape), sinks)
     visible, seen = inputs.mask(), rule.block(0, inputs.q_len, 0, inputs.kv_len)
     inputs = dataclasses.replace(inputs, visible=seen if visible is None else visible & seen, causal=False)
     return compute(operation, inputs, path, need_weights=need_weights)

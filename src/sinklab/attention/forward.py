@@ -332,7 +332,7 @@ def describe_call(
     query, key = operation.features(query, key, state)
     own = getattr(module, ATTRIBUTE, None)
     if operation.folds and own is not None and own.shape.folded != ():
-        visible = visible & Hidden(hidden_keys(key, own.shape), own.sinks)
+        visible = visible & Hidden(hidden_keys(key, own.shape), own.passing.sinks)
     sinks = host_arguments.read_sink_scores(kwargs)
     sinks = operation.null_scores(query, scaling, state) if sinks is None else sinks.to(query.device)
     if log_sum_exp is not None and tuple(log_sum_exp.shape) != (batch, num_heads, q_len):

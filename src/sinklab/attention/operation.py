@@ -166,14 +166,14 @@ class Operation(abc.ABC):
 
         Args:
             outputs: ``(batch, num_heads, q_len, value_dim)``; its dtype is kept.
-            null_mass: ``(batch, num_heads, q_len)`` or ``None``.
+            null_mass: ``(batch, num_heads, q_len)``; ``None`` where there is no null value, or outputs have it already.
         """
-        value, bias, gain = self.null_value(state), self.output_bias(state), self.gain(state)
+        value = None if null_mass is None else self.null_value(state)
+        bias, gain = self.output_bias(state), self.gain(state)
         dtype = outputs.dtype  # parameters in float32 lift half precision, and it is rounded once, at the end
         if value is not None:
-            if null_mass is None:
-                raise ConfigurationError(f"operation {self.name!r} has a null value and no null mass to carry it")
-            outputs = outputs + null_mass[..., None].to(value.dtype) * value[:, None]
+            lifted = torch.promote_types(dtype, value.dtype)
+            outputs = torch.addcmul(outputs.to(lifted), null_mass[..., None].to(lifted), value[:, None].to(lifted))
         if bias is not None:
             outputs = outputs + bias[:, None]
         if gain is not None:
@@ -240,6 +240,8 @@ class Operation(abc.ABC):
         weights = self.weights(scores, visible, null_scores).to(values.dtype)
         weights = nn.functional.dropout(weights, p=dropout)
         null = self.null_mass(scores, visible, null_scores) if self.null_value(state) is not None else None
+        if null is None and self.null_value(state) is not None:
+            raise ConfigurationError(f"operation {self.name!r} has a null value and no null mass to carry it")
         return self.finish(torch.matmul(weights, values), null, state), weights
 
     # --- names and settings -----------------------------------------------------------------------------------------------
@@ -342,6 +344,23 @@ ATTRIBUTE = "operation_state"
 """Name of the submodule; parameters are saved as ``<attention module>.operation_state.<name>``."""
 
 
+@dataclasses.dataclass
+class Passing:
+    """What one forward hands to the operation of a layer: an object of its own, since to set an attribute of a module is slow.
+
+    Attributes:
+        layer_input: what enters the layer, where the operation reads it.
+        unrotated: queries before rotation, where sinks are folded.
+        sinks: which tokens of the forward are folded sinks, boolean ``(batch, tokens)``; ``None`` where none can be.
+        first_only: that only the first token of every row is one, and nothing is masked.
+    """
+
+    layer_input: Tensor | None = None
+    unrotated: Tensor | None = None
+    sinks: Tensor | None = None
+    first_only: bool = False
+
+
 class OperationState(nn.Module):
     """Parameters of one operation in one attention layer, under the names that :meth:`Operation.parameters` gives them."""
 
@@ -350,10 +369,7 @@ class OperationState(nn.Module):
         self.operation, self.shape = operation, shape
         for name, value in operation.parameters(shape).items():
             self.register_parameter(name, nn.Parameter(value))
-        self.layer_input: Tensor | None = None
-        self.unrotated: Tensor | None = None
-        self.sinks: Tensor | None = None
-        self.first_only = False
+        self.passing = Passing()
         self.parts: dict[str, nn.Module] = {}
 
     @torch.no_grad()
@@ -372,14 +388,14 @@ class OperationState(nn.Module):
         """
         state: dict[str, Tensor] = {name: value for name, value in self._parameters.items() if value is not None}
         if self.operation.needs_layer_input:
-            given = self.layer_input if layer_input is None else layer_input
+            given = self.passing.layer_input if layer_input is None else layer_input
             if given is None:
                 raise ConfigurationError(
                     f"operation {self.operation.name!r} reads what enters the attention layer, and nothing was "
                     "passed; attach it with sinklab.attach(model, operation)"
                 )
             state["layer_input"] = given
-        kept = {"unrotated": self.unrotated, "sinks": self.sinks}
+        kept = {"unrotated": self.passing.unrotated, "sinks": self.passing.sinks}
         return state | {name: tensor for name, tensor in kept.items() if tensor is not None}
 
 
@@ -399,7 +415,7 @@ def state_of(module: nn.Module, operation: Operation, layer_input: Tensor | None
         ConfigurationError: the operation has parameters and the module does not carry them.
     """
     own = getattr(module, ATTRIBUTE, None)
-    if isinstance(own, OperationState) and own.operation == operation:
+    if isinstance(own, OperationState) and (own.operation is operation or own.operation == operation):
         return own.read(layer_input)
     cls = type(operation)
     learned = cls.parameters is not Operation.parameters or operation.needs_layer_input

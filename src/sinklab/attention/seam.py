@@ -153,7 +153,7 @@ def register_operation(operation: Operation) -> str:
         if chosen.folds:
             outputs, weights = attend(chosen, inputs, getattr(module, ATTRIBUTE), path, need_weights=wanted)
             if torch.compiler.is_compiling() or not _observers.get():  # which read them, too
-                getattr(module, ATTRIBUTE).unrotated = None  # they keep the graph of the whole forward alive
+                getattr(module, ATTRIBUTE).passing.unrotated = None  # they keep the graph of the whole forward alive
         else:
             outputs, weights = compute(chosen, inputs, path, need_weights=wanted)
         return outputs.transpose(1, 2).contiguous(), weights

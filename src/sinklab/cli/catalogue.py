@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import importlib
 import inspect
 import json
-import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +20,6 @@ from sinklab.cli.derive import plain
 from sinklab.errors import ContractError, UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.registry import KINDS, Registry, registry_of
-from sinklab.results import metric as declarations
 from sinklab.results.blocks import Block, Facts, Grid, Say
 from sinklab.results.file import check_file
 from sinklab.results.metric import Metric, metrics_of
@@ -36,35 +32,9 @@ DEFINITIONS = PACKAGE / "cli" / "definitions.json"
 """What :func:`definitions` gives, so that a definition is shown without importing what measures it; ``make docs`` writes it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """One parameter of a plug-in, as its class declares it; of a recipe one field of its configuration, with what it means."""
-
-    name: str
-    type: str
-    default: str | None
-    text: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """What a plug-in says of itself."""
-
-    kind: str
-    name: str
-    summary: str
-    text: str
-    parameters: list[Parameter]
-    metrics: tuple[Metric, ...]
-    papers: list[str]
-    version: int | None
-    file: str
-
-    def to_dict(self) -> dict[str, object]:
-        """For JSON."""
-        shown = ("name", "text", "unit", "paper", "version")
-        record = dataclasses.asdict(self)
-        return record | {"metrics": [{key: metric[key] for key in shown} for metric in record["metrics"]]}
+Description = dict[str, Any]
+"""What a plug-in or a metric says of itself, as ``--json`` has it: kind, name, summary, text, parameters (each with name, type,
+default and text), metrics (each with name, text, unit, paper and version), papers, version and file."""
 
 
 def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
@@ -83,82 +53,48 @@ def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
 
 
 def describe(name: str) -> list[Description]:
-    """The plug-ins (of any kind) called ``name``, and the metric of that name where none of them declares it, with what does.
+    """The plug-ins (of any kind) called ``name``, and the metric of a probe; ``run.json`` defines those of its table.
 
     Raises:
-        UnknownNameError: nothing is called so; the message suggests the nearest name, or what can be done with a model.
+        UnknownNameError: nothing is called so; the message suggests the nearest name.
     """
-    descriptions = _kept(name)
-    kinds = {description.kind for description in descriptions}
-    descriptions += [_plugin(one, name) for one in KINDS.values() if name in one and one.kind not in kinds]
-    if "metric" in kinds or any(metric.name == name for description in descriptions for metric in description.metrics):
-        return descriptions
-    metric = declarations.declared(name)
-    if metric is None and not descriptions and not _is_model(name):
-        metric = every_metric().get(name)
-    if metric is not None:
-        descriptions.append(_metric(metric))
-    if descriptions:
-        return descriptions
-    if _is_model(name):
-        raise UnknownNameError(
-            f"{name!r} is a model, and this says what plug-ins and metrics are. 'sinklab audit {name}' measures it; in "
-            f"Python sinklab.show({name!r}, TEXT) draws its heads"
-        )
-    known = [plugin for registry in KINDS.values() for plugin in registry]
-    near = difflib.get_close_matches(name, [*known, *declarations.catalogue()], n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UnknownNameError(f"nothing is called {name!r}.{hint} See: sinklab list")
-
-
-def _kept(name: str) -> list[Description]:
-    """What :data:`DEFINITIONS` says of a name, for which nothing is imported."""
-    descriptions = []
-    for record in json.loads(DEFINITIONS.read_text(encoding="utf-8")).get(name, []):
-        record["parameters"] = [Parameter(**parameter) for parameter in record["parameters"]]
-        record["metrics"] = tuple(declarations.LOSS._with(**metric) for metric in record["metrics"])  # no declarations
-        descriptions.append(Description(**record | {"file": record["file"] and str(PACKAGE / record["file"])}))
-    return descriptions
-
-
-def definitions() -> dict[str, list[dict[str, Any]]]:
-    """By name what the plug-ins of sinklab say of themselves, and the metrics of its probes: what :data:`DEFINITIONS` holds."""
-    own = [registry for plural, registry in KINDS.items() if plural not in ("recipes", "read_outs", "claims")]
-    described = [_plugin(registry, name) for registry in own for name in sorted(registry._files())]
-    names = {description.name for description in described}
-    measured = {metric.name: metric for description in described for metric in description.metrics}
-    described += [_metric(metric) for name, metric in sorted(measured.items()) if name not in names]
-    found: dict[str, list[dict[str, Any]]] = {}
-    for description in described:
-        file = description.file and Path(description.file).relative_to(PACKAGE).as_posix()
-        found.setdefault(description.name, []).append(description.to_dict() | {"file": file})
+    kept = json.loads(DEFINITIONS.read_text(encoding="utf-8")).get(name, [])  # for which nothing is imported
+    kinds = {record["kind"] for record in kept}
+    found = [record | {"file": record["file"] and str(PACKAGE / record["file"])} for record in kept]
+    found += [_plugin(one, name) for one in KINDS.values() if name in one and one.kind not in kinds]
+    if not found:
+        near = difflib.get_close_matches(name, [plugin for registry in KINDS.values() for plugin in registry], n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UnknownNameError(f"no plug-in and no metric of a probe is called {name!r}.{hint} See: sinklab list")
     return found
 
 
-def _is_model(name: str) -> bool:
-    """Whether a name is that of an embedded model, of a checkpoint in a directory, or of one on the hub."""
-    folder = Path(name)
-    return (folder / "config.json").is_file() if folder.is_dir() else name.startswith("embedded:") or "/" in name
+def definitions() -> dict[str, list[Description]]:
+    """By name what the plug-ins of sinklab say of themselves, and the metrics of its probes: what :data:`DEFINITIONS` holds."""
+    own = [registry for plural, registry in KINDS.items() if plural not in ("recipes", "read_outs", "claims")]
+    described = [_plugin(registry, name) for registry in own for name in sorted(registry._files())]
+    names = {record["name"] for record in described}
+    measured = {metric.name: metric for probe in KINDS["probes"]._files() for metric in metrics_of("probes", probe)}
+    described += [_metric(metric) for name, metric in sorted(measured.items()) if name not in names]
+    found: dict[str, list[Description]] = {}
+    for record in described:
+        file = record["file"] and Path(record["file"]).relative_to(PACKAGE).as_posix()
+        found.setdefault(record["name"], []).append(record | {"file": file})
+    return found
 
 
-def every_metric() -> dict[str, Metric]:
-    """Every metric that sinklab and its plug-ins declare, for which all of them are imported: some seconds."""
-    for registry in KINDS.values():
-        for name in registry:
-            registry[name]
-    for module in pkgutil.walk_packages(sinklab.__path__, "sinklab."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    return declarations.catalogue()
+def _described(kind: str, name: str, summary: str, text: str, metrics: Sequence[Metric], **more: Any) -> Description:
+    shown = [{key: getattr(one, key) for key in ("name", "text", "unit", "paper", "version")} for one in metrics]
+    record = {"kind": kind, "name": name, "summary": summary, "text": text, "parameters": [], "metrics": shown}
+    return record | {"papers": [], "version": None, "file": ""} | more
 
 
 def _metric(metric: Metric) -> Description:
     """One metric, and which probe or read-out measures it."""
     owners = [(plural, own) for plural in ("probes", "read_outs") for own in KINDS[plural] if metric in metrics_of(plural, own)]
-    measured = " and ".join(f"the {KINDS[plural].kind} {own}" for plural, own in owners) or "a study"
-    return Description(
-        "metric", metric.name, f"Measured by {measured}.", "", [], (metric,), _papers(metric.paper), metric.version, ""
-    )
+    measured = " and ".join(f"the {KINDS[plural].kind} {own}" for plural, own in owners)
+    about = {"papers": _papers(metric.paper), "version": metric.version}
+    return _described("metric", metric.name, f"Measured by {measured}.", "", [metric], **about)
 
 
 def _papers(text: str) -> list[str]:
@@ -184,34 +120,28 @@ def _model_summary(name: str) -> str:
     )
 
 
-def _file(plugin: object) -> str:
-    """The file of a class or a function."""
-    return str(sys.modules[plugin.__module__].__file__)
-
-
 def _plugin(registry: Registry[Any], name: str) -> Description:
     """Docstring, settings, metrics and papers of a plug-in; of a claim what it states, of a recipe its configuration."""
     plugin = registry[name]
     text, plural = inspect.getdoc(plugin) or "", registry.plural
     metrics = metrics_of(plural, name) if plural in ("probes", "read_outs", "claims") else ()
-    parameters, version = [], None
+    more: dict[str, Any] = {}
     if plural == "recipes":
-        parameters = list(_config_fields(plugin(), ""))
+        more["parameters"] = list(_config_fields(plugin(), ""))
     elif plural == "claims":
         claim = plugin()
         costs = ", ".join(f"{cost} at scale {scale}" for scale, cost in claim.costs.items())
         published = f"Published: {claim.published}\n{claim.reference}"
         text = "\n\n".join(part for part in (f"Claim: {claim.statement}", published, f"Cost: {costs}.", text) if part)
     elif isinstance(plugin, type):
-        parameters = list(_arguments(plugin))
-        version = getattr(plugin, "version", None)
-    about = "\n".join([text, sys.modules[plugin.__module__].__doc__ or "", *(f"{one.paper} {one.text}" for one in metrics)])
-    return Description(
-        registry.kind, name, registry.summary(name), text, parameters, metrics, _papers(about), version, _file(plugin)
-    )
+        more = {"parameters": list(_arguments(plugin)), "version": getattr(plugin, "version", None)}
+    module = sys.modules[plugin.__module__]
+    about = "\n".join([text, module.__doc__ or "", *(f"{one.paper} {one.text}" for one in metrics)])
+    more |= {"papers": _papers(about), "file": str(module.__file__)}
+    return _described(registry.kind, name, registry.summary(name), text, metrics, **more)
 
 
-def _config_fields(section: Any, prefix: str) -> Iterator[Parameter]:
+def _config_fields(section: Any, prefix: str) -> Iterator[dict[str, Any]]:
     """Every field of a configuration by its dotted path, as ``--set`` takes it."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -220,17 +150,17 @@ def _config_fields(section: Any, prefix: str) -> Iterator[Parameter]:
         else:
             kind = field.annotation
             shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-            yield Parameter(f"{prefix}{name}", shown, json.dumps(value), field.description or "")
+            yield {"name": f"{prefix}{name}", "type": shown, "default": json.dumps(value), "text": field.description or ""}
 
 
-def _arguments(cls: type) -> Iterator[Parameter]:
+def _arguments(cls: type) -> Iterator[dict[str, Any]]:
     """What its constructor takes."""
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         kind, default = parameter.annotation, parameter.default
         shown = kind if isinstance(kind, str) else "" if kind is parameter.empty else inspect.formatannotation(kind)
-        yield Parameter(name, shown, None if default is parameter.empty else repr(default))
+        yield {"name": name, "type": shown, "default": None if default is parameter.empty else repr(default), "text": ""}
 
 
 @command("list")
@@ -253,14 +183,14 @@ def show(name: str) -> Listing:
     """Say what a plug-in or a metric is: definition, parameters, papers.
 
     Args:
-        name: A name from 'sinklab list' (a probe, an operation, a recipe, a corpus, …), or a metric of a table.
+        name: A name from 'sinklab list' (a probe, an operation, a recipe, a corpus, …), or a metric of a probe.
 
     Examples:
         sinklab show sink_rate
         sinklab show gu2024
     """
     descriptions = describe(name)
-    return Listing([description.to_dict() for description in descriptions], lambda record: _descriptions(descriptions))
+    return Listing(descriptions, _shown)
 
 
 def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
@@ -271,47 +201,40 @@ def _names(listed: Mapping[str, Mapping[str, str]]) -> Iterator[RenderableType]:
         yield from (Text(f"  {name:<{width}}{plain(summary)}") for name, summary in names.items())
 
 
-def _descriptions(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
-    """Plug-ins, an empty line between them."""
-    for number, description in enumerate(descriptions):
-        if number:
-            yield ""
-        yield from _description(description)
-
-
-def _description(description: Description) -> Iterator[RenderableType]:
-    """Docstring, parameters, definitions and papers of a plug-in, and its file."""
-    version = "" if description.version is None else f", version {description.version}"
-    yield f"[bold]{description.name}[/bold] ({description.kind}{version})"
-    yield Text(plain(description.summary))
-    first, _, rest = description.text.partition("\n\n")
-    is_repeated = " ".join(first.split()) == description.summary  # of a plug-in whose class says what its file would
-    if text := rest if is_repeated else description.text:
-        yield Text(f"\n{plain(text)}")
-    if description.parameters:
-        yield from _parameters(description)
-    if description.metrics:
-        yield "\n[bold]definitions[/bold]"
-        for metric in description.metrics:
-            yield f"  [bold]{metric.name}[/bold] {escape(f'[{metric.unit}]')} version {metric.version}"
-            yield Text(f"    {metric.text}{f'  {metric.paper}' if metric.paper else ''}")
-    if description.papers:
-        yield "\n[bold]papers[/bold]"
-        yield from (Text(f"  https://arxiv.org/abs/{paper}") for paper in description.papers)
-    if description.file:
-        yield "\n[bold]file[/bold]"
-        yield Text(f"  {description.file}")
+def _shown(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
+    """Docstring, parameters, definitions and papers of plug-ins, and their files; an empty line between them."""
+    for number, one in enumerate(descriptions):
+        version = "" if one["version"] is None else f", version {one['version']}"
+        yield f"{chr(10) if number else ''}[bold]{one['name']}[/bold] ({one['kind']}{version})"
+        yield Text(plain(one["summary"]))
+        first, _, rest = one["text"].partition("\n\n")
+        is_repeated = " ".join(first.split()) == one["summary"]  # of a plug-in whose class says what its file would
+        if text := rest if is_repeated else one["text"]:
+            yield Text(f"\n{plain(text)}")
+        yield from _parameters(one)
+        if one["metrics"]:
+            yield "\n[bold]definitions[/bold]"
+        for metric in one["metrics"]:
+            yield f"  [bold]{metric['name']}[/bold] {escape('[' + metric['unit'] + ']')} version {metric['version']}"
+            yield Text(f"    {metric['text']}{'  ' if metric['paper'] else ''}{metric['paper']}")
+        if one["papers"]:
+            yield "\n[bold]papers[/bold]"
+            yield from (Text(f"  https://arxiv.org/abs/{paper}") for paper in one["papers"])
+        if one["file"]:
+            yield "\n[bold]file[/bold]"
+            yield Text(f"  {one['file']}")
 
 
 def _parameters(description: Description) -> Iterator[RenderableType]:
     """Parameters with their types; of a recipe the fields of its configuration, as ``--set`` takes them."""
-    is_recipe = description.kind == "recipe"
-    yield f"\n[bold]{'fields, for --set' if is_recipe else 'parameters'}[/bold]"
-    for parameter in description.parameters:
-        default = "" if parameter.default is None else f" = {parameter.default}"
-        yield Text(f"  {parameter.name}{default}" if is_recipe else f"  {parameter.name}: {parameter.type}{default}")
-        if parameter.text:
-            yield Text(f"      {plain(parameter.text)}", style="dim")
+    is_recipe = description["kind"] == "recipe"
+    if description["parameters"]:
+        yield f"\n[bold]{'fields, for --set' if is_recipe else 'parameters'}[/bold]"
+    for one in description["parameters"]:
+        default = "" if one["default"] is None else f" = {one['default']}"
+        yield Text(f"  {one['name']}{default}" if is_recipe else f"  {one['name']}: {one['type']}{default}")
+        if one["text"]:
+            yield Text(f"      {plain(one['text'])}", style="dim")
 
 
 @command

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from sinklab.errors import ContractError
@@ -51,71 +53,30 @@ class Command:
 
 
 COMMANDS = {
-    "audit": Command(
-        "sinklab.studies.audit.audit:audit",
-        "Find the sinks of a model: at which positions and tokens, in which layers and heads, under which conditions.",
-    ),
-    "cache": Command(
-        "sinklab.studies.cache.cache:compare_policies",
-        "Compare cache policies on long texts: loss, speed and memory of each, and which one to use.",
-    ),
-    "card": Command(
-        "sinklab.studies.card.card:card",
-        "Print a section for the model's card: what a run found, with its numbers, and how to repeat it.",
-    ),
-    "causes": Command(
-        "sinklab.studies.causes.causes:find_causes",
-        "Label what every head does with its sink: text-dependent, constant, dormant, bias, broadcast, unneeded, switch, …",
-    ),
-    "compare": Command("sinklab.cli.catalogue:compare", "Put audits side by side."),
-    "depend": Command(
-        "sinklab.studies.depend.depend:depend",
-        "Test which scores depend on the sink: every task under several caches, with paired intervals and a verdict.",
-    ),
-    "export": Command(
-        "sinklab.studies.export.export:export",
-        "Write the cache policy that a run has chosen as flags or a script for another engine; nothing is measured.",
-    ),
-    "fold": Command(
-        "sinklab.studies.fold.fold:fold_sinks",
-        "Make the sinks of a trained model explicit: constants in the place of the tokens on which its heads rest.",
-    ),
-    "list": Command("sinklab.cli.catalogue:list_", "List all names that the command line takes, with a sentence on each."),
-    "measure": Command(
-        "sinklab.studies.measure.measure:measure", "Run chosen probes over a model. With --json: one row of the table per line."
-    ),
-    "origin": Command(
-        "sinklab.studies.origin.origin:find_origin",
-        "Find where each sink is born, what writes it, and what disappears without it: attention, spike, loss.",
-    ),
-    "plot": Command(
-        "sinklab.studies.plot.plot:plot",
-        "Draw loss, sink rate and loss gap over steps and per layer, and heat maps of heads and positions over time.",
-    ),
-    "pretrain": Command(
-        "sinklab.studies.pretrain.pretrain:pretrain",
-        "Train a small model from scratch and watch its sinks appear: one recipe, one folder.",
-    ),
-    "quantize": Command(
-        "sinklab.studies.quantize.quantize:quantize",
-        "Measure what quantisation costs in loss, which modules cause it and what cures it.",
-    ),
-    "report": Command("sinklab.cli.catalogue:report", "Make report.html again from the files of an audit; needs no model."),
-    "show": Command("sinklab.cli.catalogue:show", "Say what a plug-in or a metric is: definition, parameters, papers."),
-    "stream": Command(
-        "sinklab.studies.stream.stream:stream",
-        "Generate without end in bounded memory, from a prompt, a file, a pipe or a conversation; tokens appear as they "
-        "are made.",
-    ),
-    "sweep": Command(
-        "sinklab.studies.sweep.sweep:sweep", "Run a recipe over a grid of settings and seeds, and summarise over seeds."
-    ),
-    "trigger": Command(
-        "sinklab.studies.trigger.trigger:trigger",
-        "Train small models that must do nothing except at one token, and measure where their heads put their weight.",
-    ),
+    "audit": "sinklab.studies.audit.audit:audit",
+    "cache": "sinklab.studies.cache.cache:compare_policies",
+    "card": "sinklab.studies.card.card:card",
+    "causes": "sinklab.studies.causes.causes:find_causes",
+    "compare": "sinklab.cli.catalogue:compare",
+    "depend": "sinklab.studies.depend.depend:depend",
+    "export": "sinklab.studies.export.export:export",
+    "fold": "sinklab.studies.fold.fold:fold_sinks",
+    "list": "sinklab.cli.catalogue:list_",
+    "measure": "sinklab.studies.measure.measure:measure",
+    "origin": "sinklab.studies.origin.origin:find_origin",
+    "plot": "sinklab.studies.plot.plot:plot",
+    "pretrain": "sinklab.studies.pretrain.pretrain:pretrain",
+    "quantize": "sinklab.studies.quantize.quantize:quantize",
+    "report": "sinklab.cli.catalogue:report",
+    "show": "sinklab.cli.catalogue:show",
+    "stream": "sinklab.studies.stream.stream:stream",
+    "sweep": "sinklab.studies.sweep.sweep:sweep",
+    "trigger": "sinklab.studies.trigger.trigger:trigger",
 }
-"""Name to command, of sinklab itself."""
+"""Name to ``module:function``, of sinklab itself."""
+
+SUMMARIES = Path(__file__).with_name("summaries.json")
+"""First sentences of the docstrings of these, so that help imports none of them; ``make docs`` writes it."""
 
 
 def find_commands() -> Mapping[str, Command]:
@@ -124,7 +85,8 @@ def find_commands() -> Mapping[str, Command]:
     Raises:
         ContractError: two commands of one name.
     """
-    commands = dict(COMMANDS)
+    known = json.loads(SUMMARIES.read_text(encoding="utf-8"))
+    commands = {name: Command(place, known.get(name, "")) for name, place in COMMANDS.items()}
     for point in entry_points("commands"):
         if point.name in commands:
             raise ContractError(f"two commands are called {point.name!r}; one of them is {point.value}")

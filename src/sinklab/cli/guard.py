@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import TextIO
+from typing import Any
 
 from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 
@@ -58,16 +58,9 @@ def warnings_in_a_line() -> Iterator[None]:
     """Say warnings of sinklab behind the block, without the line of code that they come from; none where it fails."""
     held, show = list[str](), warnings.showwarning
 
-    def shown(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def shown(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if not issubclass(category, SinklabWarning):
-            show(message, category, filename, lineno, file, line)
+            show(message, category, *place, **more)
         elif not is_quiet():
             held.append(f"warning: {message}")
 

@@ -6,14 +6,12 @@ import contextlib
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-from sinklab.corpora._media import open_picture
-from sinklab.corpora.base import HELD_OUT_PERCENT, Identity, Picture, Split, TextCorpus, hash_files, is_held_out, visible_files
-from sinklab.corpora.samples import Kind
+from sinklab.corpora.base import HELD_OUT_PERCENT, Identity, Split, TextCorpus, hash_files, is_held_out, visible_files
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
 
@@ -32,9 +30,6 @@ class HubDataset(TextCorpus):
     own files, and of a dataset on the hub those held out of the split that training reads, until a thousand in a row are too
     short.
 
-    A model of pictures is given the column of images instead, with the column of class labels, if there is one; all rows of the
-    held-out split, or else of the one that training reads.
-
     Args:
         path: a name on the hub (``owner/name``), a data file, or a folder with data files or made by ``save_to_disk``.
         subset: configuration of the dataset.
@@ -43,16 +38,12 @@ class HubDataset(TextCorpus):
         held_out_split: split that evaluation reads; by default 5 % of the rows of ``train_split``, by the hash of their text,
             and of your own files all rows where a model is measured.
         text_column: column with the text; by default ``text``, or else the only column of strings.
-        image_column: column with the pictures; by default ``image``, or else the only column of images.
-        label_column: column with their classes; by default ``label``, or else the only column of class labels, or none.
 
     Raises:
         ConfigurationError: options that do not go together.
         InputError: the hub out of reach, no such dataset, subset, split or column, or a file that cannot be read; on opening,
             which is when rows or (of a branch or tag) the identity are asked for.
     """
-
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"text", "image"})
 
     def __init__(
         self,
@@ -63,8 +54,6 @@ class HubDataset(TextCorpus):
         train_split: str = "train",
         held_out_split: str | None = None,
         text_column: str | None = None,
-        image_column: str | None = None,
-        label_column: str | None = None,
     ) -> None:
         if held_out_split == train_split:
             raise ConfigurationError(
@@ -75,7 +64,6 @@ class HubDataset(TextCorpus):
         self.path = self._local or path
         self.dataset = local.name if self._local else str(path)
         self.subset, self.revision, self.text_column = subset, revision, text_column
-        self.image_column, self.label_column = image_column, label_column
         self.train_split, self.held_out_split = train_split, held_out_split
         self._saved = local.is_dir() and any((local / name).is_file() for name in ("state.json", "dataset_dict.json"))
         if self._local and revision is not None:
@@ -125,50 +113,6 @@ class HubDataset(TextCorpus):
         whole = self._local is not None and self.held_out_split is None
         return _mixed(self._texts(self.train_split) if whole else self.documents("held_out"), random.Random(seed))
 
-    def pictures(self, seed: int, size: int) -> Iterator[Picture]:
-        for number, content, label in _mixed(self._images(), random.Random(seed)):
-            name = f"{self.dataset} row {number}"
-            yield Picture(open_picture(content, name), name, label)
-
-    def _images(self) -> Iterator[tuple[int, bytes | Path, str | int | None]]:
-        """Number of the row, its picture as it is stored, and its class; rows without a picture are passed over."""
-        import datasets
-
-        rows = self._rows(self.held_out_split or self.train_split)
-        with self._explained():
-            features = rows.features or {}
-            images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
-            classes = {name: kind for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-            image = self._chosen(self.image_column, "image", images, "images", _listed(features))
-            label = self._label_column(classes, features)
-            columns = rows.select_columns([image, *([label] if label else [])])
-            stored = columns.cast_column(image, datasets.Image(decode=False))
-        for number, row in enumerate(self._read(stored)):
-            picture = row[image] or {}  # in the row, or in a file
-            content = picture.get("bytes") or (Path(picture["path"]) if picture.get("path") else None)
-            if content is not None:
-                value, names = None if label is None else row[label], classes.get(label)
-                value = names.int2str(value) if names is not None and isinstance(value, int) and value >= 0 else value
-                yield number, content, value if isinstance(value, (str, int)) and value != -1 else None  # of no known class
-
-    def _label_column(self, classes: Mapping[str, object], features: Any) -> str | None:
-        """The column of the classes: the one that was chosen, or the usual or only one; ``None`` where there is none."""
-        label = self.label_column
-        if label is None and classes:
-            label = "label" if "label" in classes or len(classes) > 1 else next(iter(classes))
-        if label is not None and label not in features:
-            raise InputError(f"dataset {self.dataset} has no column {label!r}; its columns: {_listed(features)}")
-        return label
-
-    def _chosen(self, wanted: str | None, usual: str, names: list[str], what: str, columns: str) -> str:
-        """The column that was asked for, or the usual or only one of those that serve."""
-        column = wanted or (usual if usual in names or len(names) != 1 else names[0])
-        if column in names:
-            return column
-        which = f" {column!r}" if names or wanted is not None else ""
-        several = f"; choose one with {usual}_column: {', '.join(names)}" if names else ""
-        raise InputError(f"dataset {self.dataset} has no column of {what}{which}; its columns: {columns}{several}")
-
     def documents(self, split: Split) -> Iterator[str]:
         if self.held_out_split is not None:
             yield from self._texts(self.train_split if split == "train" else self.held_out_split)
@@ -193,13 +137,21 @@ class HubDataset(TextCorpus):
     def _texts(self, split: str) -> Iterator[str]:
         rows = self._rows(split)
         with self._explained():
-            kinds, strings = _kinds(rows)
-            listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none"
-            column = self._chosen(self.text_column, "text", strings, "text", listed)
+            column = self._text_column(*_kinds(rows))
             texts = rows.select_columns([column])
         for row in self._read(texts):
             if row[column] is not None and row[column].strip():
                 yield row[column]
+
+    def _text_column(self, kinds: dict[str, str], strings: list[str]) -> str:
+        """The column that was asked for, or ``text``, or the only one of strings."""
+        column = self.text_column or ("text" if "text" in strings or len(strings) != 1 else strings[0])
+        if column in strings:
+            return column
+        listed = ", ".join(f"{name} ({kind})" for name, kind in kinds.items()) or "none"
+        which = f" {column!r}" if strings or self.text_column is not None else ""
+        several = f"; choose one with text_column: {', '.join(strings)}" if strings else ""
+        raise InputError(f"dataset {self.dataset} has no column of text{which}; its columns: {listed}{several}")
 
     def _rows(self, split: str) -> Any:
         """The split as a ``datasets`` object that streams or is mapped from disk."""
@@ -256,10 +208,6 @@ def _kinds(rows: Any) -> tuple[dict[str, str], list[str]]:
     for row in islice(rows, LOOKED_AT):
         kinds |= {name: type(value).__name__ for name, value in row.items() if value is not None or name not in kinds}
     return kinds, [name for name, kind in kinds.items() if kind == "str"]
-
-
-def _listed(features: Any) -> str:
-    return ", ".join(f"{name} ({getattr(kind, 'dtype', kind)})" for name, kind in features.items()) or "none"
 
 
 T = TypeVar("T")

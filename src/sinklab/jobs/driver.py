@@ -25,11 +25,11 @@ from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, run_cell, text_of
 from sinklab.jobs.estimate import SEEDS, estimate_metric
 from sinklab.jobs.grid import Cell, make_cells, short_label
-from sinklab.jobs.processes import GRACE, Watch, last_line, lasts, run_processes, watching
+from sinklab.jobs.processes import GRACE, Watch, lasts, run_processes, watching
 from sinklab.results.folder import FolderLock, check_place, from_outside, is_partial
+from sinklab.results.progress import bars, silent
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
-from sinklab.training import bookkeeping
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import prepare_data
 from sinklab.training.process import chosen_device, chosen_dtype, compiles, default_cache
@@ -84,7 +84,6 @@ def _own_handler() -> Iterator[None]:
 def _run(ray: ModuleType, plan: SweepPlan, resources: dict[str, dict[str, int]], retries: int, watch: Watch) -> dict[str, str]:
     # A worker of its own for every cell, as with local processes: what one run leaves in its process, the next does not meet.
     task = ray.remote(max_calls=1, max_retries=retries, retry_exceptions=True)(_task)
-    before = {name: _size(plan.log(name)) for name in resources}
     tasks = {
         task.options(name=name, **needs).remote(str(plan.folder), name, str(Path.cwd())): name
         for name, needs in resources.items()
@@ -107,11 +106,8 @@ def _run(ray: ModuleType, plan: SweepPlan, resources: dict[str, dict[str, int]],
                     )
                 if error is not None:
                     errors[name] = error
-                watch.ended(name, error or end or "", failed=error is not None)
-            for reference in left:
-                if _size(plan.log(tasks[reference])) > before[tasks[reference]]:
-                    watch.started(tasks[reference])
-            watch.tick(lambda name: last_line(plan.log(name)))
+                watch.ended(name, error or end or "")
+            watch.tick()
     except BaseException:
         watch.note("stopping the running cells with a checkpoint each; once more to stop at once")
         with contextlib.suppress(KeyboardInterrupt):
@@ -168,10 +164,6 @@ def _resources(ray: ModuleType, plan: SweepPlan, name: str) -> dict[str, int]:
             f"cell {name} takes {training.threads} CPUs (training.threads) and {int(gpu)} GPUs, and no node has them"
         )
     return {"num_cpus": training.threads, "num_gpus": int(gpu)}
-
-
-def _size(path: Path) -> int:
-    return os.stat(path).st_size if path.exists() else 0
 
 
 def default_jobs(plan: SweepPlan) -> int:
@@ -386,10 +378,10 @@ def check_machine(cells: Mapping[str, Cell], ray: str | None) -> None:
 def prepare_texts(cells: Mapping[str, Cell], cache: Path, progress: bool) -> dict[str, dict[str, str]]:
     """Encode the text of all cells, each once, before several want it at the same time; the hashes of what they read."""
     texts: dict[str, dict[str, str]] = {}
-    with bookkeeping.display(1, wanted=progress) as screen:
+    with bars("preparing the text") if progress else contextlib.nullcontext(silent) as shown:
         for cell in cells.values():
             try:
-                texts[cell.name] = text_of(prepare_data(cell.config, cache, screen.preparing))
+                texts[cell.name] = text_of(prepare_data(cell.config, cache, shown))
             except (ConfigurationError, InputError) as error:
                 raise type(error)(f"cell {cell.name}: {error}") from None
     return texts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import json
 import re
@@ -12,7 +11,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel
 from yaml import YAMLError
 
 from sinklab.configuration import with_overrides
@@ -30,7 +28,7 @@ ALIASES = {
     "heads": "model.num_attention_heads",
     "context": "model.max_position_embeddings",
 }
-"""Short names of fields that sweeps are often over; others may be named by their last parts as long as that is one field."""
+"""Short names of fields that sweeps are often over."""
 
 NAME_LENGTH = 120
 """Characters of a cell's name before its hash; file systems take 255 bytes."""
@@ -139,56 +137,18 @@ def parse_grid(items: Sequence[str]) -> dict[str, list[object]]:
 
 
 def field_path(name: str, values: Sequence[object] = ()) -> str:
-    """The dotted path of the field that ``name`` means: the path itself, an alias, or its last parts where that is one field.
+    """The dotted path of the field that ``name`` means: that of an alias, or the name itself.
 
     An alias of a field inside another, such as ``operation``, names the outer one when the ``values`` are dictionaries.
     """
-    known = _fields(PretrainingConfig)
-    alias = ALIASES.get(name)
-    if alias is not None and not any(isinstance(value, dict) for value in values):
-        return alias
-    whole = [path for path in known if _leads(name, path, known[path])]
-    parts = [
-        path.removesuffix(end) + name for path in known for end in _ends(path) if end != path and _leads(name, end, known[path])
-    ]
-    paths = [name] if whole else sorted(set(parts))
-    if len(paths) == 1:
-        return paths[0]
-    if paths:
-        by_seeds = "; `seeds` sets both" if name == "seed" else ""
-        raise ConfigurationError(f"`grid` {name}: which of {', '.join(paths)}?{by_seeds}")
-    endings = {end: path for path in known for end in _ends(path)} | ALIASES
-    near = difflib.get_close_matches(name, endings, n=1)
-    hint = f"Did you mean {endings[near[0]]!r}?" if near else "'sinklab show RECIPE' lists the fields"
-    raise ConfigurationError(f"`grid` {name}: there is no such field. {hint}")
+    path = ALIASES.get(name, name)
+    return path.removesuffix(".name") if any(isinstance(value, dict) for value in values) else path
 
 
 def short_label(path: str) -> str:
     """A field in a word, for names and headings: ``learning_rate``, ``operation``."""
     *above, last = path.split(".")
     return above[-1] if last == "name" and above else last
-
-
-def _fields(section: type[BaseModel], prefix: str = "") -> dict[str, bool]:
-    """Path of every field, and whether it is a dictionary with fields of its own choosing below it."""
-    fields: dict[str, bool] = {}
-    for name, field in section.model_fields.items():
-        kind: Any = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            fields |= _fields(kind, f"{prefix}{name}.")
-        else:
-            fields[f"{prefix}{name}"] = getattr(kind, "__origin__", None) is dict
-    return fields
-
-
-def _ends(path: str) -> list[str]:
-    """``a.b.c``, ``b.c`` and ``c``."""
-    parts = path.split(".")
-    return [".".join(parts[start:]) for start in range(len(parts))]
-
-
-def _leads(name: str, path: str, free: bool) -> bool:
-    return name == path or (free and name.startswith(f"{path}."))
 
 
 def _text(value: object) -> str:

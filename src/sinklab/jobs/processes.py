@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import datetime
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -23,83 +22,49 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from sinklab.errors import SinklabError
-from sinklab.results.progress import is_quiet, is_watched
+from sinklab.results.progress import Progress, bars, say, silent
 
 
 class Watch:
-    """Counts cells and says what becomes of them: a line each, below a bar where there is one.
+    """Counts cells that have ended, and says what becomes of each in a line.
 
     Args:
         cells: of the whole sweep.
         earlier: of these, ended before.
-        say: shows a sentence.
-        draw: shows how many have ended, in words too, and which run.
+        progress: called with how many have ended.
+        note: shows a sentence.
     """
 
     def __init__(
-        self,
-        cells: int,
-        earlier: int,
-        say: Callable[[str], None] = lambda text: None,
-        draw: Callable[[int, str], None] = lambda ended, text: None,
+        self, cells: int, earlier: int, progress: Progress = silent, note: Callable[[str], None] = lambda text: None
     ) -> None:
-        self.cells, self.earlier, self.ended_cells, self.failed = cells, earlier, 0, 0
-        self.running: list[str] = []
-        self.note, self._draw = say, draw
-        self._begun = time.monotonic()
-
-    def started(self, name: str) -> None:
-        """A cell has begun to run, or runs again."""
-        if name not in self.running:
-            self.running.append(name)
+        self.cells, self.done, self.progress, self.note = cells, earlier, progress, note
+        progress("cells", earlier, cells)
 
     def again(self, name: str, why: str) -> None:
         """A cell died and will be run again."""
         self.note(f"{name}: {why}; it goes on from its last checkpoint")
 
-    def ended(self, name: str, outcome: str, *, failed: bool = False) -> None:
-        """A cell has come to its end."""
-        if name in self.running:
-            self.running.remove(name)
-        self.ended_cells += 1
-        self.failed += failed
-        self.note(f"[{self.earlier + self.ended_cells}/{self.cells}] {name}: {outcome}  {self._left()}".rstrip())
+    def ended(self, name: str, outcome: str) -> None:
+        """A cell has come to its end, or has failed."""
+        self.done += 1
+        self.note(f"[{self.done}/{self.cells}] {name}: {outcome}")
+        self.progress("cells", self.done, self.cells)
 
-    def tick(self, newest: Callable[[str], str]) -> None:
-        """Called a few times a second; ``newest`` gives the last line that a cell printed."""
-        done, failed = self.earlier + self.ended_cells, f", {self.failed} failed" if self.failed else ""
-        lines = [f"{done}/{self.cells}, {len(self.running)} running{failed}  {self._left()}"]
-        self._draw(done, "\n".join([*lines, *(f"  {name}  {newest(name)}" for name in self.running)]))
-
-    def _left(self) -> str:
-        left = self.cells - self.earlier - self.ended_cells
-        if not left or not self.ended_cells:
-            return ""
-        seconds = (time.monotonic() - self._begun) / self.ended_cells * left
-        return f"{datetime.timedelta(seconds=round(seconds))} left"
+    def tick(self) -> None:
+        """Called a few times a second."""
 
 
 @contextmanager
 def watching(cells: int, earlier: int, *, wanted: bool = True) -> Iterator[Watch]:
-    """The watch for where stderr goes; closed when the block ends."""
-    if not wanted or is_quiet():
+    """A watch that is shown, with bars where somebody sees them, until the block ends."""
+    if not wanted:
         yield Watch(cells, earlier)
-    elif not is_watched():
-        yield Watch(cells, earlier, lambda text: print(text, file=sys.stderr, flush=True))
-    else:
-        columns = (TextColumn("cells"), BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
-        with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bars:
-            task = bars.add_task("", total=cells, completed=earlier)
-            yield Watch(
-                cells,
-                earlier,
-                lambda text: bars.console.print(text, markup=False, highlight=False),
-                lambda done, text: bars.update(task, completed=done, description=text),
-            )
+        return
+    with bars("cells") as progress:
+        yield Watch(cells, earlier, progress, say)
 
 
 REFUSED = 2
@@ -161,7 +126,6 @@ def run_processes(
                 with _without_main():
                     process.start()
                 running[name] = _Running(process, slot, begin)
-                watch.started(name)
             for name, job in list(running.items()):
                 status = job.process.exitcode
                 if status is None:
@@ -176,11 +140,11 @@ def run_processes(
                 deaths[name] += 1
                 if status == REFUSED or deaths[name] > retries:
                     errors[name] = why if deaths[name] == 1 else f"{why} (attempt {deaths[name]})"
-                    watch.ended(name, errors[name], failed=True)
+                    watch.ended(name, errors[name])
                 else:
                     waiting.appendleft(name)
                     watch.again(name, why)
-            watch.tick(lambda name: last_line(log(name)))
+            watch.tick()
             time.sleep(0.05)
     except BaseException:
         _stop([job.process for job in running.values()], watch)

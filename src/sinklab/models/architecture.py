@@ -35,7 +35,7 @@ class Architecture(Section):
     position: dict[str, Any] = Field(
         default_factory=lambda: {"name": "rotary"}, description="position scheme: name and its settings"
     )
-    norm: Literal["rms_norm", "layer_norm", "dynamic_tanh"] = Field("rms_norm", description="what normalises")
+    norm: Literal["rms_norm", "layer_norm"] = Field("rms_norm", description="what normalises")
     norm_placement: Literal["pre", "post", "sandwich"] = Field(
         "pre", description="before each sublayer, after each residual sum, or before and after each sublayer"
     )

@@ -326,11 +326,13 @@ def _read(written: Any, name: str) -> dict[str, HeadShape] | None:
 
 
 def _keep_layer_input(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-    getattr(module, ATTRIBUTE).layer_input = args[0] if args else kwargs["hidden_states"]
+    getattr(module, ATTRIBUTE).passing.layer_input = args[0] if args else kwargs["hidden_states"]
 
 
 def _drop_layer_input(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-    getattr(module, ATTRIBUTE).layer_input = None  # it would keep the graph of the whole forward alive until the next one
+    getattr(
+        module, ATTRIBUTE
+    ).passing.layer_input = None  # it would keep the graph of the whole forward alive until the next one
 
 
 def _own_config(model: PreTrainedModel) -> None:

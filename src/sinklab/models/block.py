@@ -122,27 +122,7 @@ class LayerNorm(Norm):
         return nn.functional.layer_norm(hidden_states.to(self.weight.dtype), (self.size,), self.weight, self.bias, self.eps)
 
 
-class DynamicTanh(Norm):
-    """``tanh(alpha · x) · weight + bias`` with one learned ``alpha``, 0.5 at the start. Zhu et al. 2025 (arXiv 2503.10622).
-
-    Nothing is normalised: each number is squashed alone, so a massive activation does not shrink the others. ``eps`` is unused.
-    """
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__(size, eps)
-        self.alpha = nn.Parameter(torch.full((1,), 0.5))
-        self.bias = nn.Parameter(torch.zeros(size))
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        nn.init.constant_(self.alpha, 0.5)
-        nn.init.zeros_(self.bias)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return torch.tanh(self.alpha * hidden_states.to(self.weight.dtype)) * self.weight + self.bias
-
-
-NORMS: dict[str, type[Norm]] = {"rms_norm": RMSNorm, "layer_norm": LayerNorm, "dynamic_tanh": DynamicTanh}
+NORMS: dict[str, type[Norm]] = {"rms_norm": RMSNorm, "layer_norm": LayerNorm}
 """The values of ``Architecture.norm``."""
 
 

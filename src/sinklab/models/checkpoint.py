@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import hashlib
 import os
 import re
@@ -40,9 +38,6 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 DISTRIBUTED = "shard-[0-9]*-model-*.safetensors"
 """Shards of a distributed checkpoint, which transformers prefers to the weights that are hashed and checked here."""
 
-BUSY = 429
-"""HTTP status of a server that has had too many requests."""
-
 
 class OwnCode(InputError):
     """The checkpoint ``name`` brings its own model code; ``end`` is of the sentence that sinklab does not run it."""
@@ -53,14 +48,6 @@ class OwnCode(InputError):
 
     def __reduce__(self) -> tuple[type[OwnCode], tuple[str, str]]:
         return OwnCode, (self.name, self.end)
-
-
-@dataclasses.dataclass(frozen=True)
-class TensorHeader:
-    """Shape and dtype, as the format writes it (``F32``, ``I32``, ``F8_E4M3``), of a tensor before its numbers are read."""
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class Located(NamedTuple):
@@ -139,7 +126,7 @@ def _fetched(name: str, revision: str | None, patterns: list[str], ignored: Sequ
 
 def _refusal(error: Exception, name: str, revision: str | None) -> str:
     """Why a model could not be fetched, and what to do about it."""
-    known = f"{_meant(name)}models that need no download: {', '.join(embedded_names())}"
+    known = f"models that need no download: {', '.join(embedded_names())}"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, GatedRepoError):
         return f"{name} is gated on the hub: accept its terms there ({constants.ENDPOINT}/{name}), then run: hf auth login"
@@ -150,22 +137,12 @@ def _refusal(error: Exception, name: str, revision: str | None) -> str:
     elif isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
         why, way_out = "not a local directory and not in the hub cache, and HF_HUB_OFFLINE is set", "unset it"
     elif status is not None:
-        why = f"not fetched: the hub {'asks to wait' if status == BUSY else 'answered with an error'} (HTTP {status})"
+        why = f"not fetched: the hub answered with an error (HTTP {status})"
         way_out = "try again later"
     else:
         why = "not a local directory, not in the hub cache and could not be fetched from the hub (offline?)"
         way_out = f"run 'hf download {name}' where there is a network and give the directory"
     return f"{name!r} is {why}; {way_out}; {known}"
-
-
-def _meant(name: str) -> str:
-    """The nearest of what is here already: embedded models, what the hub cache holds, directories beside a path."""
-    cached = (folder.parent.name for folder in Path(constants.HF_HUB_CACHE).glob("models--*/snapshots"))
-    beside = (str(config.parent) for config in Path(name).expanduser().parent.glob("*/config.json"))
-    here = [*embedded_names(), *(folder.removeprefix("models--").replace("--", "/") for folder in cached), *beside]
-    near = difflib.get_close_matches(name, here, n=1, cutoff=0.75)
-    near = [PREFIX + name] if PREFIX + name in embedded_names() else near
-    return f"did you mean {near[0]!r}? Else " if near else ""
 
 
 def read_config(folder: Path, name: str, trust_remote_code: bool) -> PreTrainedConfig:
@@ -250,16 +227,17 @@ def _shards(index: Path) -> list[str]:
     return sorted(set(weights.values()))
 
 
-def read_headers(files: list[Path]) -> dict[str, TensorHeader]:
-    """Dtype and shape of every tensor in safetensors files, by name; no numbers are read, and a damaged file is refused."""
-    headers: dict[str, TensorHeader] = {}
+def read_headers(files: list[Path]) -> dict[str, str]:
+    """Dtype of every tensor in safetensors files, as the format writes it (``F32``, ``F8_E4M3``), by name; no numbers are read,
+    and a damaged file is refused.
+    """
+    headers: dict[str, str] = {}
     for path in files:
         try:
             # Opened plainly first: what may not be read is "No such file" to safetensors.
             with path.open("rb"), safe_open(path, "pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118  not a mapping
-                    tensor = tensors.get_slice(key)
-                    headers[key] = TensorHeader(str(tensor.get_dtype()), tuple(tensor.get_shape()))
+                    headers[key] = str(tensors.get_slice(key).get_dtype())
         except PermissionError as error:
             raise InputError(f"{path} cannot be opened: {error.strerror}; change its permissions") from error
         except (SafetensorError, OSError) as error:
@@ -344,7 +322,7 @@ def require_all_read(name: str, model: PreTrainedModel, gguf: Gguf) -> None:
         )
 
 
-def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, TensorHeader]) -> None:
+def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, str]) -> None:
     """Refuse weights whose dtype is not that of weights: transformers casts integers, truth values, and complex numbers too.
 
     Tensors that the model does not have, and those that are whole numbers in the model too (tables of positions, masks), may be
@@ -353,10 +331,10 @@ def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, Ten
     if getattr(model.config, "quantization_config", None) is not None:
         return
     weights = [key for key, tensor in model.named_parameters(remove_duplicate=False) if tensor.is_floating_point()]
-    for key, header in headers.items():
-        if header.dtype not in NUMBERS and any(_same(key, weight) for weight in weights):
-            scales = "without a quantization_config that says how" if header.dtype.startswith("F8") else "which is no weight"
-            raise InputError(f"{name} holds {key} in {header.dtype}, {scales}; a weight is one of {', '.join(sorted(NUMBERS))}")
+    for key, dtype in headers.items():
+        if dtype not in NUMBERS and any(_same(key, weight) for weight in weights):
+            scales = "without a quantization_config that says how" if dtype.startswith("F8") else "which is no weight"
+            raise InputError(f"{name} holds {key} in {dtype}, {scales}; a weight is one of {', '.join(sorted(NUMBERS))}")
 
 
 def _same(one: str, other: str) -> bool:

@@ -45,28 +45,14 @@ def reading_part(loaded: LoadedModel) -> LoadedModel:
     )
 
 
-def draw_pairs(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
-    """Samples of an encoder–decoder, of at most ``seq_len`` tokens on each side.
-
-    Of a corpus of pairs, each text with the tokens that the tokenizer puts round it (or the model has with ``bos`` alone), cut
-    and padded to the longest; padding is masked on both sides. Of any other, the target is the continuation: of twice as many
-    tokens the first half is the source and the second half the target, which has no closing token, since its text goes on.
-    """
-    if "pairs" in corpus.kinds:
-        return _drawn_pairs(loaded, corpus, seq_len, samples, seed, bos)
-    return _halves(loaded, corpus, seq_len, samples, seed, bos)
-
-
 def _halves(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
-    """Source and target as the two halves of a text."""
+    """Of twice as many tokens the first half is the source and the second half the target, which goes on and has no end."""
     front, back = loaded.encoder.frame(bos)
-    whole = corpus.sample(
-        # The frame goes round the source alone.
-        _bare(loaded), seq_len=2 * seq_len - len(front) - len(back), samples=samples, seed=seed, bos=False
-    )  # fmt: skip
     inner = seq_len - len(front) - len(back)
     if inner < 1:
         raise ConfigurationError(f"`seq_len` {seq_len} holds {loaded.encoder.bos_name} and no token of a source")
+    bare = dataclasses.replace(loaded.encoder, closing_ids=())  # the frame goes round the source alone
+    whole = corpus.sample(bare, seq_len=inner + seq_len, samples=samples, seed=seed, bos=False)
     source = torch.cat((_repeated(front, samples), whole[:, :inner], _repeated(back, samples)), dim=1)
     return _samples(
         loaded.model, source, None, whole[:, inner:],
@@ -75,7 +61,7 @@ def _halves(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int, see
 
 
 def _drawn_pairs(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int, seed: int, bos: bool) -> Samples:
-    """Pairs of a corpus, cut and padded."""
+    """Pairs of a corpus, each text with the tokens that are put round it, cut and padded to the longest, padding masked."""
     pairs = list(islice(corpus.pairs(seed), samples))
     if len(pairs) < samples:
         raise InputError(f"corpus {corpus.label!r} holds {len(pairs)} of {samples} pairs; lower `samples`")
@@ -138,10 +124,6 @@ def _samples(model: PreTrainedModel, source: Tensor, mask: Tensor | None, labels
     return Samples(arguments, kind="pairs", targets=labels, definition=definition)
 
 
-def _bare(loaded: LoadedModel) -> Encoder:
-    return dataclasses.replace(loaded.encoder, closing_ids=())
-
-
 def _repeated(ids: tuple[int, ...], samples: int) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64).expand(samples, -1)
 
@@ -195,7 +177,7 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
     two_sided = kind == "text" and is_two_sided(loaded.model)
     if not corpus.kinds & ({"text", "pairs"} if two_sided else {kind}):
         held = " or ".join(HELD[known] for known in sorted(corpus.kinds))
-        advice = {"image": "a folder of pictures, a dataset with a column of images, or photographs"}
+        advice = {"image": "a folder of pictures, or photographs"}
         advice |= {"audio": "a folder of wav files, or chirps"}
         raise InputError(
             f"{type(loaded.model).__name__} reads {HELD[kind]}, and corpus {corpus.label!r} holds {held}; give "
@@ -209,7 +191,8 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
         return draw_recordings(loaded, corpus, seq_len=seq_len, samples=samples, seed=seed)
     require_positions(loaded.model, seq_len)
     if two_sided:
-        return draw_pairs(loaded, corpus, seq_len=seq_len, samples=samples, seed=seed, bos=bos)
+        draw = _drawn_pairs if "pairs" in corpus.kinds else _halves
+        return draw(loaded, corpus, seq_len, samples, seed, bos)
     tokens = corpus.sample(loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=bos)
     return Samples({"input_ids": tokens}, scored=_masked(loaded, tokens, seed))
 

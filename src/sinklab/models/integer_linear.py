@@ -94,6 +94,9 @@ MOST_INPUTS = (2**31 - 1) // (255 * 127)
 UNIT = 2.0**-24
 """Relative error of one rounding to float32."""
 
+CHECKED = 64
+"""Inputs of a map at most on which its integer products are compared: each takes all of its weights."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WeightCodes:
@@ -149,14 +152,6 @@ class LinearSetting:
     integer: bool = True
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LinearCodes:
-    """Inputs of a linear map on a grid: codes int8 ``(rows, in_features)``."""
-
-    codes: Tensor
-    grid: Grid
-
-
 class QuantizedLinear(nn.Module):
     """A linear map computed as its ``setting`` says, and as it was where that is ``None``; of as many inputs as int32 can add
     up.
@@ -198,15 +193,14 @@ class QuantizedLinear(nn.Module):
 
     def _product(self, rows: Tensor, setting: LinearSetting) -> Tensor:
         """Inputs times weights without what stays whole, float32 ``(rows, out_features)``."""
-        weights = self.matrix if setting.weights is None else None
         if setting.channels is not None:
             rows = rows.index_fill(1, setting.channels, 0.0)  # 0 is on every grid
-        coded = inputs_on_grid(rows, setting.inputs)
-        if coded is not None and setting.weights is not None and setting.integer:
-            return integer_product(coded, setting.weights, self.name)
-        wide = rows if coded is None else coded.grid.widened(coded.codes)
-        weights = setting.weights.widened() if setting.weights is not None else self.matrix
-        return nn.functional.linear(wide, weights)
+        if (coded := inputs_on_grid(rows, setting.inputs)) is not None:
+            codes, grid = coded
+            if setting.weights is not None and setting.integer:
+                return integer_product(codes, grid, setting.weights, self.name)
+            rows = grid.widened(codes)
+        return nn.functional.linear(rows, self.matrix if setting.weights is None else setting.weights.widened())
 
     def check(self, hidden_states: Tensor, setting: LinearSetting) -> float:
         """Largest difference between the integer product and the one of what the codes stand for, over its bound.
@@ -222,12 +216,13 @@ class QuantizedLinear(nn.Module):
             MeasurementError: it is more, so the integers are not what they should be.
             ConfigurationError: this device has no products of int8.
         """
-        rows = hidden_states.reshape(-1, self.in_features)
+        rows = hidden_states.reshape(-1, self.in_features)[:CHECKED]
         coded = inputs_on_grid(rows, setting.inputs)
         if coded is None or setting.weights is None:
             return 0.0
-        wide, weights = coded.grid.widened(coded.codes), setting.weights.widened()
-        difference = (integer_product(coded, setting.weights, self.name) - nn.functional.linear(wide, weights)).abs()
+        codes, grid = coded
+        wide, weights = grid.widened(codes), setting.weights.widened()
+        difference = (integer_product(codes, grid, setting.weights, self.name) - nn.functional.linear(wide, weights)).abs()
         sizes = nn.functional.linear(wide.double().abs(), weights.double().abs())
         bound = (self.in_features + len(setting.weights.groups) + 8) * UNIT * sizes
         ratio = float((difference / bound.clamp(min=torch.finfo(torch.float64).tiny)).max())
@@ -239,17 +234,17 @@ class QuantizedLinear(nn.Module):
         return ratio
 
 
-def inputs_on_grid(rows: Tensor, inputs: Grid | int | None) -> LinearCodes | None:
-    """Codes of inputs ``(rows, in_features)``; ``None`` where they stay as they are."""
+def inputs_on_grid(rows: Tensor, inputs: Grid | int | None) -> tuple[Tensor, Grid] | None:
+    """Codes of inputs, int8 ``(rows, in_features)``, and their grid; ``None`` where they stay as they are."""
     if inputs is None:
         return None
     grid = inputs if isinstance(inputs, Grid) else symmetric_grid(rows.abs().amax(dim=1, keepdim=True), inputs)
-    return LinearCodes(grid.codes(rows), grid)
+    return grid.codes(rows), grid
 
 
-def integer_product(inputs: LinearCodes, weights: WeightCodes, name: str) -> Tensor:
+def integer_product(inputs: Tensor, grid: Grid, weights: WeightCodes, name: str) -> Tensor:
     """Products of codes summed as int32 by ``torch._int_mm``, then scaled: float32 ``(rows, out_features)``."""
-    parts = inputs.codes.split([len(codes) for codes in weights.groups], dim=1)
+    parts = inputs.split([len(codes) for codes in weights.groups], dim=1)
     total: Tensor | None = None
     for part, codes, scale, sums in zip(parts, weights.groups, weights.scales, weights.sums, strict=True):
         try:
@@ -259,7 +254,7 @@ def integer_product(inputs: LinearCodes, weights: WeightCodes, name: str) -> Ten
                 f"device {part.device} has no product of int8 matrices {tuple(part.shape)} × {tuple(codes.shape)} for {name} "
                 f"({str(error).splitlines()[0]}); use `device` cpu, or `products` simulated"
             ) from error
-        scaled = (product - inputs.grid.zero * sums) * scale
+        scaled = (product - grid.zero * sums) * scale
         total = scaled if total is None else total + scaled
     assert total is not None, "a map has an input"
-    return total * inputs.grid.scale
+    return total * grid.scale

@@ -165,8 +165,6 @@ class SinkLM(PreTrainedModel, GenerationMixin):
             attention_mask: ``(batch, cached and given tokens)``, 1 for tokens, 0 for padding; or 4-D, boolean or additive,
                 which then says all about visibility: window and prefix are left to it.
             position_ids: 0-based ``(batch or 1, seq_len)``; by default tokens are counted, cached ones too and padding not.
-                Without attention mask and cache, a position that is not the next one begins a document, which sees only
-                itself.
             labels: token ids, -100 where no loss is taken; shifted here. Tokens of the prefix are no targets.
             past_key_values, cache: the same under the names of older and newer releases of transformers.
             use_cache: make a cache if none is given; it is returned.

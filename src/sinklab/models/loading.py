@@ -8,7 +8,6 @@ import hashlib
 import importlib.util
 import math
 import os
-import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,34 +47,29 @@ from sinklab.models.tokenizer import Processor, kind_of, load_processor, load_to
 from sinklab.registry import operations
 from sinklab.results.progress import is_quiet
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
 MaxMemory: TypeAlias = str | Mapping[str | int, str | int]
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 """Device maps that transformers works out itself."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Spread:
-    """Where the weights of a model that is being loaded go.
+def read_spread(
+    device: str, device_map: str | None, max_memory: MaxMemory | None, offload_folder: Path | str | None
+) -> tuple[torch.device, dict[str, object]]:
+    """Where a model goes: the device that most is computed on, and options for ``from_pretrained``; none if all goes there.
 
-    Attributes:
-        device: the device, or the kind of it, that most is computed on; decides what ``dtype`` auto is.
-        options: for ``from_pretrained``; empty where the model is loaded as a whole and then moved to ``device``.
+    Arguments of :func:`load_model` that exclude each other are refused; accelerate refuses sizes and places that are none.
     """
-
-    device: torch.device
-    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
-
-
-def read_spread(device: str, device_map: str | None, max_memory: MaxMemory | None, offload_folder: Path | str | None) -> Spread:
-    """What the arguments of :func:`~sinklab.models.loading.load_model` ask for; those that exclude each other are refused."""
-    if device != "auto" and device_map is not None:
-        raise ConfigurationError("`device` and `device_map` each say where the model goes; give one of them")
-    extra = {"max_memory": max_memory is not None, "offload_folder": offload_folder is not None}
-    if device_map is None and (lone := [key for key, value in extra.items() if value]):
-        raise ConfigurationError(f"`{lone[0]}` is about a model that is spread; give `device_map` too, such as auto")
     if device_map is None:
-        return Spread(device_named(device))
+        if lone := "max_memory" if max_memory is not None else "offload_folder" if offload_folder is not None else "":
+            raise ConfigurationError(f"`{lone}` is about a model that is spread; give `device_map` too, such as auto")
+        return device_named(device), {}
+    if device != "auto":
+        raise ConfigurationError("`device` and `device_map` each say where the model goes; give one of them")
     if importlib.util.find_spec("accelerate") is None:
         raise ConfigurationError("`device_map` needs accelerate, which is not installed: pip install accelerate")
     if device_map not in STRATEGIES:
@@ -84,11 +78,14 @@ def read_spread(device: str, device_map: str | None, max_memory: MaxMemory | Non
             "each module, load the model with transformers and give it to wrap_model"
         )
     options: dict[str, object] = {"device_map": device_map}
+    if isinstance(max_memory, str):
+        parts = (part.replace(" ", "").partition("=") for part in max_memory.split(","))
+        max_memory = {place: size for place, _, size in parts}
     if max_memory is not None:
-        options["max_memory"] = _read_memory(max_memory)
+        options["max_memory"] = {int(place) if str(place).isdecimal() else place: size for place, size in max_memory.items()}
     if offload_folder is not None:
         options["offload_folder"] = str(offload_folder)
-    return Spread(device_named("auto"), options)
+    return device_named("auto"), options
 
 
 def device_named(name: str) -> torch.device:
@@ -105,28 +102,6 @@ def device_named(name: str) -> torch.device:
     if device.type == "cuda" and device.index is not None and device.index >= torch.cuda.device_count():
         raise ConfigurationError(f"there is no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
-
-
-def _read_memory(max_memory: MaxMemory) -> dict[str | int, str | int]:
-    if isinstance(max_memory, str):
-        parts = [part.partition("=") for part in max_memory.split(",")]
-        max_memory = {place.strip(): size.strip() for place, _, size in parts}
-    found: dict[str | int, str | int] = {}
-    for place, size in max_memory.items():
-        key = int(place) if str(place).isdecimal() else place
-        if not (isinstance(size, int) or re.fullmatch(r"(?i)\d+(\.\d+)?\s*([KMGT]I?B)", str(size))):
-            raise ConfigurationError(
-                f"`max_memory` of {place!r} is {size!r}; expected places and sizes such as 0=20GiB,cpu=64GiB"
-            )
-        if not isinstance(key, int) and key not in ("cpu", "disk", "mps"):
-            raise ConfigurationError(f"`max_memory` names {place!r}; a place is the number of a GPU, cpu, or mps")
-        found[key] = size if isinstance(size, int) else re.sub(r"\s", "", size)
-    return found
-
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-    from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 
 DTYPES: dict[str, torch.dtype] = {
@@ -231,10 +206,10 @@ def load_model(
         in_memory = "; wrap_model(model) takes one that is in memory" if isinstance(name, nn.Module) else ""
         raise InputError(f"the name of a model is a text or a path, and this is of {type(name).__name__}{in_memory}")
     name, device = os.fspath(name), str(device)  # a torch.device by its name
-    spread = read_spread(device, device_map, max_memory, offload_folder)
+    place, spread = read_spread(device, device_map, max_memory, offload_folder)
     if dtype not in ("auto", *DTYPES):
         raise ConfigurationError(f"there is no dtype {dtype!r}; `dtype` is auto, {', '.join(DTYPES)}")
-    if dtype == "float16" and spread.device.type == "cpu":
+    if dtype == "float16" and place.type == "cpu":
         raise ConfigurationError("float16 on the CPU is slow and overflows; use `dtype` float32 or bfloat16")
     if attn_implementation is not None and attn_implementation.startswith(implementation_name("")):
         register_operation(operations[attn_implementation.removeprefix(implementation_name(""))]())
@@ -244,16 +219,16 @@ def load_model(
         config = read_config(folder, name, trust_remote_code) if gguf is None else read_gguf_config(gguf, name)
         files = weight_files(folder, name) if gguf is None else [gguf.path]
         headers = read_headers(files) if gguf is None else {}
-        if spread.options and getattr(config, CONFIG_FIELD, None) is not None:
+        if spread and getattr(config, CONFIG_FIELD, None) is not None:
             raise UnsupportedModelError(f"{name} has an operation attached, which goes to one device; load it with `device`")
-        options = dict(spread.options)
+        options = dict(spread)
         if gguf is not None:
             options |= {"gguf_file": gguf.path.name, **unpacked()}
         if attn_implementation:
             options["attn_implementation"] = attn_implementation
         if trust_remote_code:
             options["trust_remote_code"] = True
-        model = _build(folder, name, config, _dtype(dtype, spread.device, config, files), options)
+        model = _build(folder, name, config, _dtype(dtype, place, config, files), options)
         if gguf is not None:
             require_all_read(name, model, gguf)
         tokenizer = load_tokenizer(folder, name, trust_remote_code, gguf)
@@ -262,7 +237,7 @@ def load_model(
     _check_finite(model, name)
     return LoadedModel(
         name=name,
-        model=(model if spread.options else model.to(spread.device)).eval(),
+        model=(model if spread else model.to(place)).eval(),
         tokenizer=tokenizer,
         encoder=_encoder(model, tokenizer),
         revision=commit or hash_files(files),

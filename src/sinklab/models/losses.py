@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -159,29 +159,25 @@ def class_targets(model: PreTrainedModel, labels: Sequence[str | int | None], co
     if getattr(config, "problem_type", None) not in (None, "single_label_classification") or config.num_labels < 2:
         return None
     classes = {int(number): str(name) for number, name in config.id2label.items()}
-    known: dict[str, set[int]] = {}
+    parts: dict[str, set[int]] = {}
     for number, name in classes.items():
-        for part in {name, *name.split(",")}:
-            known.setdefault(_plain(part), set()).add(number)
-    whole = {_plain(name): {number} for number, name in classes.items()}
-    return torch.tensor([IGNORED if label is None else _number(label, whole, known, classes, corpus) for label in labels])
+        for part in name.split(","):
+            parts.setdefault(_plain(part), set()).add(number)
+    numbers = {str(number): {number} for number in classes}
+    known = numbers | parts | {_plain(name): {number} for number, name in classes.items()}  # a whole name means its own class
+    return torch.tensor([IGNORED if label is None else _number(str(label), known, classes, corpus) for label in labels])
 
 
 def _plain(name: str) -> str:
     return " ".join(name.replace("_", " ").casefold().split())
 
 
-def _number(
-    label: str | int, whole: dict[str, set[int]], known: dict[str, set[int]], classes: dict[int, str], corpus: str
-) -> int:
-    name = _plain(str(label))
-    numbers = whole.get(name) or known.get(name) or set()
-    if not numbers and name.isdecimal() and int(name) in classes:
-        numbers = {int(name)}
+def _number(label: str, known: Mapping[str, set[int]], classes: Mapping[int, str], corpus: str) -> int:
+    numbers = sorted(known.get(_plain(label), ()))
     if len(numbers) == 1:
-        return next(iter(numbers))
+        return numbers[0]
     if numbers:
-        listed = ", ".join(f"{number} ({classes[number]})" for number in sorted(numbers)[:LISTED])
+        listed = ", ".join(f"{number} ({classes[number]})" for number in numbers[:LISTED])
         raise InputError(f"corpus {corpus!r}: label {label!r} stands for several classes, {listed}; use the number")
     listed = ", ".join(list(classes.values())[:LISTED]) + (", …" if len(classes) > LISTED else "")
     raise InputError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,9 +17,6 @@ from sinklab.errors import ConfigurationError
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Visibility as transformers composes it: a boolean of the indices of batch, head, query and key."""
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
@@ -32,8 +28,8 @@ class Layout:
         length: tokens of this forward, those in front included when ``seen`` is 0.
         attention_mask: 2-D padding mask or 4-D mask as the caller gave it, extended to the tokens in front, or ``None``.
         position_ids: int64 ``(batch or 1, length)``.
-        starts: index at which the document of a token starts: ``(batch, 1)`` behind padding, ``(batch or 1, tokens given)`` in
-            packed rows, ``None`` where every document starts right behind the tokens in front.
+        starts: index at which the text of a row starts behind padding, ``(batch, 1)``; ``None`` where all start right behind
+            the tokens in front.
     """
 
     front: int
@@ -43,17 +39,11 @@ class Layout:
     position_ids: Tensor
     starts: Tensor | None
 
-    @property
-    def packed(self) -> bool:
-        """Whether rows hold several documents."""
-        return self.starts is not None and self.starts.shape[1] > 1
-
     def inside_prefix(self, prefix: int) -> Tensor:
-        """Boolean ``(batch or 1, tokens given)``: the tokens given that are among the first ``prefix`` of their document."""
+        """Boolean ``(batch or 1, tokens given)``: the tokens given that are among the first ``prefix`` of their text."""
         given = self.length - (self.front if isinstance(self.seen, int) and self.seen == 0 else 0)
         index = torch.arange(self.length - given, self.length, device=self.position_ids.device)[None] + self.seen
-        starts = self.front if self.starts is None else self.starts[:, -given:] if self.packed else self.starts
-        return index - starts < prefix
+        return index - (self.front if self.starts is None else self.starts) < prefix
 
     def key_positions(self, kv_len: int) -> Tensor:
         """Positions of all keys, cached ones included, int64 ``(batch or 1, kv_len)``.
@@ -90,11 +80,10 @@ def lay_out(
         front: learned tokens in front of every sequence; they are added to a forward that begins a sequence.
         cache: what is given goes behind its tokens, of which those in front are the first.
         attention_mask: 2-D over cached and given tokens, or 4-D, over the tokens in front too or without them.
-        position_ids: ``(batch or 1, tokens)``; by default real tokens are counted. Without mask and cache, a position that is
-            not the next one begins a document.
+        position_ids: ``(batch or 1, tokens)``; by default real tokens are counted.
 
     Raises:
-        ConfigurationError: a 2-D attention mask of another length.
+        ConfigurationError: a 2-D attention mask of another length, or several documents in a row without a mask of theirs.
     """
     seen = 0 if cache is None else cache.get_seq_length()
     begins = isinstance(seen, int) and seen == 0
@@ -113,7 +102,8 @@ def lay_out(
             attention_mask = _with_front(attention_mask, front, added)
     starts = None
     if position_ids is not None:
-        starts = _document_starts(position_ids, front) if attention_mask is None and cache is None else None
+        if attention_mask is None and cache is None:
+            _require_one_document(position_ids)
         position_ids = position_ids + front
         if added:
             ahead = torch.arange(front, device=device).expand(position_ids.shape[0], -1)
@@ -145,25 +135,22 @@ def make_mask(
     Args:
         hidden_states: ``(batch, layout.length, hidden_size)``; dtype and device are those of the mask.
         window: token ``t`` sees ``t - window + 1 … t``.
-        prefix: the first so many tokens of every document see each other both ways.
+        prefix: the first so many tokens of every text see each other both ways.
         explicit: never ``None``.
 
     Raises:
         ConfigurationError: a cache that cuts the prefix in two.
     """
     front, starts, seen = layout.front, layout.starts, layout.seen
-    hide: list[Rule] = []
-    if window is not None and not (isinstance(seen, int) and seen + layout.length - front <= window):
-        hide.append(lambda batch, head, query, key: key > query - window)
-    documents = first = None
-    if starts is not None and layout.packed:
-        documents = nn.functional.pad(starts.expand(len(hidden_states), -1), (layout.length - starts.shape[1], 0))
-        hide.append(_same(documents))
-    elif starts is not None:
-        first = starts[:, 0]
+    windowed = window is not None and not (isinstance(seen, int) and seen + layout.length - front <= window)
+    first = None if starts is None else starts[:, 0]
+
+    def in_window(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        assert window is not None
+        return (key > query - window) | (key < front)
 
     def seen_both_ways(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        start = documents[batch, key] if documents is not None else first[batch] if first is not None else front
+        start = front if first is None else first[batch]
         return (query >= front) & (key >= start) & (key - start < prefix)
 
     explicit_mask = layout.attention_mask is not None and layout.attention_mask.ndim == 4  # which then says it all
@@ -173,7 +160,7 @@ def make_mask(
     opens = bool(prefix) and isinstance(seen, int) and seen == 0
     implementation = config._attn_implementation
     fused = implementation == "sdpa" or implementation.startswith(implementation_name(""))
-    if fused and not (explicit or opens or hide or cache is not None or layout.attention_mask is not None):
+    if fused and not (explicit or opens or windowed or cache is not None or layout.attention_mask is not None):
         return None
     return create_causal_mask(
         config=config,
@@ -181,7 +168,7 @@ def make_mask(
         attention_mask=layout.attention_mask,
         **{CACHE: cache},
         or_mask_function=seen_both_ways if opens else None,
-        and_mask_function=_any_or_all(hide, front) if hide else None,
+        and_mask_function=in_window if windowed else None,
         allow_is_causal_skip=not explicit,
     )
 
@@ -200,31 +187,10 @@ def fold_bias(mask: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
     return (mask + bias).to(dtype)
 
 
-def _same(documents: Tensor) -> Rule:
-    """Queries see keys of their own document."""
-    return lambda batch, head, query, key: documents[batch, query] == documents[batch, key]
-
-
-def _any_or_all(hide: list[Rule], front: int) -> Rule:
-    """All rules, and the tokens in front always."""
-
-    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        shown = hide[0](batch, head, query, key)
-        for rule in hide[1:]:
-            shown = shown & rule(batch, head, query, key)
-        return shown | (key < front)
-
-    return visible
-
-
-def _document_starts(position_ids: Tensor, front: int) -> Tensor | None:
-    """Index at which the document of every token starts, ``(batch or 1, tokens)``; a position out of step begins a document."""
-    restarts = torch.diff(position_ids, dim=1) != 1
-    if not torch.compiler.is_compiling() and not bool(restarts.any()):
-        return None
-    index = torch.arange(position_ids.shape[1], device=position_ids.device)
-    begins = nn.functional.pad(restarts, (1, 0), value=True)
-    return front + torch.where(begins, index, 0).cummax(dim=1).values
+def _require_one_document(position_ids: Tensor) -> None:
+    """Refuse rows of several documents, which would see each other."""
+    if not torch.compiler.is_compiling() and bool((torch.diff(position_ids, dim=1) != 1).any()):
+        raise ConfigurationError("position_ids begin again inside a row: give each document a row of its own, or a 4-D mask")
 
 
 def _with_front(mask: Tensor, front: int, added: int) -> Tensor:

@@ -16,9 +16,8 @@ from sinklab.attention.session import attend
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError
 from sinklab.models.losses import is_causal_lm
-from sinklab.results.blocks import counted
 from sinklab.results.intervals import LEAST_SHARE
-from sinklab.sinks.short_rows import even_share, from_tokens_on, short_rows_warning
+from sinklab.sinks.short_rows import short_rows_warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,17 +174,16 @@ def require_lengths(model: PreTrainedModel, samples: Samples) -> None:
 
 
 def length_warnings(model: PreTrainedModel, samples: Samples, threshold: float | None) -> list[str]:
-    """The sentences of the three below that apply to samples; none of pictures and sound.
+    """The sentences of the two below that apply to samples; none of pictures and sound.
 
     Args:
         threshold: ``None`` where no head is said to sink.
     """
     if samples.tokens is None:
         return []
-    length = samples.tokens.shape[1]
-    said = [length_warning(model, length)]
+    said = [length_warning(model, samples.tokens.shape[1])]
     if threshold is not None:
-        said += [short_text_warning(model, length, threshold), short_target_warning(samples, threshold)]
+        said.append(short_text_warning(model, samples, threshold))
     return [sentence for sentence in said if sentence]
 
 
@@ -200,35 +198,16 @@ def length_warning(model: PreTrainedModel, length: int) -> str:
     )
 
 
-def short_text_warning(model: PreTrainedModel, length: int, threshold: float) -> str:
+def short_text_warning(model: PreTrainedModel, samples: Samples, threshold: float) -> str:
     """A sentence where a decoder's head that looks at all keys alike passes for one that sinks; empty otherwise.
 
+    Of pairs the decoder reads the targets, which have lengths of their own; as many must be short as must see a sink.
+
     Args:
-        length: tokens of a sample.
         threshold: mean weight above which a head is said to sink.
     """
-    return short_rows_warning(length, threshold) if is_causal_lm(model) else ""
-
-
-def short_target_warning(samples: Samples, threshold: float) -> str:
-    """The same of the targets of pairs, which the decoder reads: they have lengths of their own, one each.
-
-    Args:
-        threshold: mean weight above which a head is said to sink. It does so in so many samples that as many short targets
-            would be enough: more than :data:`~sinklab.results.intervals.LEAST_SHARE`.
-    """
-    targets = samples.arguments.get("decoder_input_ids")
-    if targets is None:
-        return ""
-    mask = samples.arguments.get("decoder_attention_mask")
-    lengths = [targets.shape[1]] * len(targets) if mask is None else mask.sum(1).tolist()
-    short = [length for length in lengths if even_share(length) > threshold]
-    if len(short) <= LEAST_SHARE * len(lengths):
-        return ""
-    tokens = f"{min(short):,} to {max(short):,} tokens" if min(short) < max(short) else counted(max(short), "token")
-    verb = "has" if len(short) == 1 else "have"
-    which = f"{len(short):,} of {len(lengths):,} targets {verb}" if len(lengths) > 1 else "The target has"
-    return (
-        f"{which} {tokens}, where a head of the decoder that looks at all keys alike gives the first position more than "
-        f"{threshold:g} of its attention: that many heads do so says nothing of a sink{from_tokens_on(threshold)}."
-    )
+    targets, mask = (samples.arguments.get(f"decoder_{name}") for name in ("input_ids", "attention_mask"))
+    if targets is not None:
+        lengths = sorted([targets.shape[1]] * len(targets) if mask is None else mask.sum(1).tolist())
+        return short_rows_warning(lengths[int(LEAST_SHARE * len(lengths))], threshold)
+    return short_rows_warning(samples.tokens.shape[1], threshold) if samples.tokens is not None and is_causal_lm(model) else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -42,18 +44,22 @@ def load_tokenizer(
     if not (any((folder / file).is_file() for file in FILES) if gguf is None else gguf.has_tokenizer):
         return None
     options = {"trust_remote_code": trust_remote_code} if gguf is None else {"gguf_file": gguf.path.name}
+    with _explained(f"the tokenizer of {name}"):
+        return AutoTokenizer.from_pretrained(folder, **options)
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Errors of loading as those of sinklab: a file that was changed by hand makes transformers fail in every way there is."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        yield
     except ImportError as error:
-        raise UnsupportedModelError(
-            f"the tokenizer of {name} needs a package that is not installed: {first_line(error)}"
-        ) from error
+        raise UnsupportedModelError(f"{what} needs a package that is not installed: {first_line(error)}") from error
     except BaseException as error:
         # tokenizers raises bare Exception for a damaged tokenizer.json, and a BaseException where its own code panics.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise InputError(f"the tokenizer of {name} cannot be loaded: {first_line(error)}") from error
+            raise InputError(f"{what} cannot be loaded: {first_line(error)}") from error
         raise
-    return tokenizer
 
 
 Processor: TypeAlias = BaseImageProcessor | SequenceFeatureExtractor
@@ -75,13 +81,5 @@ def load_processor(folder: Path, name: str, kind: Kind, trust_remote_code: bool)
     if kind not in ("image", "audio") or not any((folder / file).is_file() for file in PROCESSOR_FILES):
         return None
     auto = AutoImageProcessor if kind == "image" else AutoFeatureExtractor
-    try:
-        with only_errors():
-            return auto.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)
-    except ImportError as error:
-        raise UnsupportedModelError(
-            f"the processor of {name} needs a package that is not installed: {first_line(error)}"
-        ) from error
-    except Exception as error:
-        # A file that was changed by hand makes classes of transformers fail in every way that Python has.
-        raise InputError(f"the processor of {name} cannot be loaded: {first_line(error)}") from error
+    with _explained(f"the processor of {name}"), only_errors():
+        return auto.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)

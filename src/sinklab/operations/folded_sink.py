@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from sinklab.attention.operation import HeadShape, State, repeat_groups
+from sinklab.attention.operation import HeadShape, State
 from sinklab.errors import ConfigurationError
 from sinklab.operations._bias import NO_SCORE
 from sinklab.operations.softmax import Softmax
@@ -63,7 +63,7 @@ class FoldedSink(Softmax):
         unrotated, key = state.get("unrotated", queries), state["key"]
         dtype = torch.promote_types(unrotated.dtype, torch.float32)
         if unrotated.shape[2] == 1:
-            product = (unrotated.to(dtype) * key[:, None].to(dtype)).sum(-1)
+            product = (unrotated * key[:, None].to(dtype)).sum(-1)
         else:  # heads lie beside each other: one product with a block for each head reads them where they are
             product = linear(unrotated.transpose(1, 2).flatten(2).to(dtype), torch.block_diag(*key.to(dtype))).transpose(1, 2)
         scores = product + state["constant"].to(dtype)[:, None]
@@ -72,4 +72,5 @@ class FoldedSink(Softmax):
     def null_value(self, state: State) -> Tensor | None:
         if "key" not in state:
             return None
-        return repeat_groups(state["value"][None], state["key"].shape[0] // state["value"].shape[0])[0]
+        value, heads = state["value"], state["key"].shape[0]
+        return value[:, None].expand(-1, heads // len(value), -1).reshape(heads, -1)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from sinklab.errors import InputError, ResultError
 from sinklab.results.blocks import names
-from sinklab.results.file import check_file, write_file
 from sinklab.results.table import read_run, read_table
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ MOST_LAYERS = 8
 SHARE_OF_QUERIES = 0.5
 """The mean weight on a key that few queries see is large by chance; positions that fewer than this share see are no sinks."""
 
-MEASURED_BY = {"watch": ("threshold", "window", "seq_len", "samples", "bos"), "data": ("corpus", "tokenizer", "bos", "packing")}
+MEASURED_BY = {"watch": ("threshold", "window", "seq_len", "samples"), "data": ("corpus", "tokenizer", "bos")}
 """Settings that decide how a rate is taken, and of which tokens a loss is."""
 
 WIDTH = 46
@@ -187,35 +186,6 @@ def notes_of(runs: Sequence[RunCurves], missing: Sequence[str] = ()) -> list[str
         f"Maps are those of the first {MOST_MAPS} runs, and not of {beyond} more." if beyond > 0 else "",
     ]
     return [note for note in notes if note]
-
-
-def write_plot(
-    folders: Sequence[Path], out: Path, *, overwrite: bool = False, note: Callable[[str], object] = lambda text: None
-) -> Path:
-    """Draw the runs in ``folders`` to ``out``; the suffix decides the format (png, svg, pdf).
-
-    A folder of a sweep stands for its cells; those that have no numbers yet are left out, and named. A run that is given twice
-    is drawn once.
-
-    Args:
-        overwrite: replace a file that is there.
-        note: told what to know of the figure (:func:`notes_of`).
-
-    Raises:
-        InputError: no folder, a folder without a run, a sweep without any numbers, more runs than can be told apart,
-            a suffix that matplotlib cannot write, or something at ``out`` that is not replaced
-            (:func:`~sinklab.results.file.check_file`).
-    """
-    check_file(out, overwrite)
-    runs, missing = read_runs(folders)
-    notes = notes_of(runs, missing)
-    figure, suffix = draw_runs(runs, notes), out.suffix.lstrip(".")
-    if suffix not in figure.canvas.get_supported_filetypes():
-        raise InputError(f"cannot write {out.name!r}: give a name that ends in .png, .svg or .pdf")
-    write_file(out, lambda temporary: figure.savefig(temporary, format=suffix), overwrite=overwrite)
-    for text in notes:
-        note(text)
-    return out
 
 
 def draw_runs(runs: Sequence[RunCurves], notes: Sequence[str] = ()) -> Figure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -172,8 +172,9 @@ def head_view(
     weights: _Weights | None = None
     if received is not None:
         weights = _on_grid(received, grid)
-        named = _named(weights, about, maps, threshold, front_names(received.front))
-        found, named = len(named), _strongest(named)
+        named = _sinks(weights, about, maps, threshold, front_names(received.front))
+        found = len(named)
+        named = sorted(named, key=lambda entry: (-len(entry[0]["heads"]), -entry[0]["mean_weight"]))[:LISTED]
         sinks = [sink for sink, _ in named]
         finding = _finding(sinks, found, weights, threshold, about.kind, len(received.received))
         _add_received(data, blobs, weights, named)
@@ -187,13 +188,9 @@ def head_view(
     pictures = data["pictures"] is not None
     context = {"title": about.model, "operation": operation, "finding": finding, "notes": notes, "pictures": pictures}
     if maps is not None:
-        spent = len(framed(_page(context, data, blobs)).encode()) + 80 * len(grid) * len(maps.weights) + 2_000
-        add_maps(data, blobs, maps, BUDGET - spent, scores=False)
-    return HeadView(finding, sinks, _page(context, data, blobs))
-
-
-def _page(context: Mapping[str, object], data: Mapping[str, object], blobs: Mapping[str, str]) -> str:
-    return render("heads.html.j2", context, data, blobs)
+        without = len(framed(render("heads.html.j2", context, data, blobs)).encode())
+        add_maps(data, blobs, maps, BUDGET - without - 80 * len(grid) * len(maps.weights) - 2_000, scores=False)
+    return HeadView(finding, sinks, render("heads.html.j2", context, data, blobs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -205,11 +202,6 @@ class _Weights:
     shares: NDArray[Any]
     early: NDArray[np.bool_]
     null: NDArray[Any]
-
-    @property
-    def least(self) -> NDArray[Any]:
-        """As a weight or as a share of the row, whichever is less."""
-        return np.asarray(np.minimum(self.mean, self.shares))
 
 
 def _on_grid(received: Received, grid: Sequence[GridRow]) -> _Weights:
@@ -230,110 +222,70 @@ def _over_samples(values: NDArray[np.float32]) -> NDArray[Any]:
     return mean
 
 
-def _named(
-    weights: _Weights, about: Shown, maps: Maps | None, threshold: float, front: Sequence[str]
-) -> list[tuple[Sink, NDArray[Any]]]:
-    """The sinks of every part, as :func:`_sinks` gives them, with the tokens or names of their positions."""
-    known = about.names is not None
-    parts = list(dict.fromkeys(row.part for row in weights.grid))
-    if len(parts) <= 1:
-        # Of several samples, and of the two sides of a pair, a position holds more than one token.
-        texts = about.names or (maps.tokens[0] if maps and len(maps.tokens) == 1 and not maps.targets else None)
-        return _sinks(weights, texts, about.groups, threshold, known=known, front=front)
-    named = []
-    for part in parts:
-        # The keys of the decoder are tokens of the target, and nothing of what the names and groups are of.
-        target = part == "decoder"
-        side = None if maps is None else maps.targets if target else maps.tokens
-        texts = (None if target else about.names) or (side[0] if side and len(side) == 1 else None)
-        rows = np.array([row.part == part for row in weights.grid])
-        groups = {} if target else about.groups
-        named += _sinks(weights, texts, groups, threshold, known=known and not target, part=part, rows=rows)
-    return named
+Place = tuple[str, int | None, str | None, NDArray[Any], NDArray[Any]]
+"""Name, position, token, and what every head gives it, as a weight and as a share of the row, ``(modules, heads)``."""
+
+
+def _places(
+    weights: _Weights, here: NDArray[np.bool_], part: str, about: Shown, maps: Maps | None, above: float, front: Sequence[str]
+) -> Iterator[Place]:
+    """Groups of positions, the null score, and the positions that get more than the threshold of some head of a part."""
+    mean, shares = (np.where((weights.early & here)[:, None], values, np.nan) for values in (weights.mean, weights.shares))
+    # The keys of the decoder are tokens of the target, and nothing of what the names and groups are of.
+    names, groups = (about.names, about.groups) if part != "decoder" else (None, {})
+    for name, members in groups.items():
+        yield name, None, None, mean[..., list(members)].sum(-1), shares[..., list(members)].sum(-1)
+    null = np.where(here, weights.null, np.nan)
+    if np.isfinite(null).any():
+        yield "the null score", None, None, null, null
+    texts = names or _texts(maps, part)
+    grouped = {position for members in groups.values() for position in members}
+    for position in np.flatnonzero((np.nan_to_num(np.minimum(mean, shares)) > above).any((0, 1))).tolist():
+        if position not in grouped:
+            text = texts[position] if texts is not None and position < len(texts) else None
+            called = front[position] if not part and position < len(front) else text if names is not None else None
+            token = None if called is not None else text
+            yield called or f"position {position}", position, token, mean[..., position], shares[..., position]
 
 
 def _sinks(
-    weights: _Weights,
-    texts: Sequence[str] | None,
-    groups: Mapping[str, Sequence[int]],
-    threshold: float,
-    *,
-    known: bool,
-    front: Sequence[str] = (),
-    part: str = "",
-    rows: NDArray[np.bool_] | None = None,
+    weights: _Weights, about: Shown, maps: Maps | None, threshold: float, front: Sequence[str]
 ) -> list[tuple[Sink, NDArray[Any]]]:
-    """Positions, groups of positions and the null score that get more than the threshold of some head."""
-    early, null = weights.early, weights.null
-    if rows is not None:
-        early, null = early & rows[:, None], np.where(rows[:, None], null, np.nan)
-    by_weight, by_share = (np.where(early[:, None], values, np.nan) for values in (weights.mean, weights.shares))
-    candidates = []
-    for name, positions in groups.items():
-        members = list(positions)
-        candidates.append(_Candidate(name, by_weight[..., members].sum(-1), by_share[..., members].sum(-1)))
-    if np.isfinite(null).any():
-        candidates.append(_Candidate("the null score", null, null))
-    grouped = {position for positions in groups.values() for position in positions}
-    above = just_above(threshold)
-    for position in np.flatnonzero((np.nan_to_num(np.minimum(by_weight, by_share)) > above).any((0, 1))).tolist():
-        if position in grouped:
-            continue
-        text = texts[position] if texts is not None and position < len(texts) else None
-        own = front[position] if position < len(front) else text if known else None
-        token = None if known or position < len(front) else text
-        name = own or f"position {position}"
-        candidates.append(_Candidate(name, by_weight[..., position], by_share[..., position], position, token))
-    sinks: list[tuple[Sink, NDArray[Any]]] = []
-    for candidate in candidates:
-        heads = candidate.heads(weights.grid, threshold)
-        if not heads:
-            continue
-        values = candidate.values
-        mean = float(np.nanmean(values))
-        if rows is not None:
-            values = np.where(rows[:, None], values, np.where(np.isfinite(weights.mean).any(-1), 0.0, np.nan))
-        sink = Sink(
-            name=candidate.name + _of_part(part), position=candidate.position, token=candidate.token, mean_weight=mean,
-            heads=heads, part=part,
-        )  # fmt: skip
-        sinks.append((sink, values))
-    return sinks
+    """The places that get more than the threshold of some head, part by part.
+
+    Each with what every head gives it, ``(modules, heads)``; 0 of heads of other parts.
+    """
+    above, found = just_above(threshold), []
+    for part in dict.fromkeys(row.part for row in weights.grid):
+        here = np.array([row.part == part for row in weights.grid])[:, None]
+        whose = "" if not part else f" of {part}" if part == "cross-attention" else f" of the {part}"
+        for name, place, token, values, share in _places(weights, here, part, about, maps, above, front):
+            # A weight says nothing by itself where rows have no fixed sum: that of a sigmoid is 1/2 on every key of score 0.
+            sinking = np.argwhere(np.nan_to_num(np.minimum(values, share)) > above).tolist()
+            if sinking:
+                heads = [(weights.grid[row].layer, head, float(values[row, head])) for row, head in sinking]
+                sink = Sink(
+                    name=name + whose, position=place, token=token, mean_weight=float(np.nanmean(values)),
+                    heads=sorted(heads, key=lambda head: -head[2]), part=part,
+                )  # fmt: skip
+                others = np.where(np.isfinite(weights.mean).any(-1), 0.0, np.nan)
+                found.append((sink, np.where(here, values, others)))
+    return found
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Candidate:
-    """A position, a group of positions or the null score."""
-
-    name: str
-    values: NDArray[Any]
-    shares: NDArray[Any]
-    position: int | None = None
-    token: str | None = None
-
-    def heads(self, grid: Sequence[GridRow], threshold: float) -> list[tuple[int, int, float]]:
-        """Layer, head and weight of the heads that give it more than the threshold, the strongest first."""
-        # A weight says nothing by itself where rows have no fixed sum: that of a sigmoid is 1/2 on every key of score 0.
-        sinking = np.argwhere(np.nan_to_num(np.minimum(self.values, self.shares)) > just_above(threshold)).tolist()
-        heads = [(grid[row].layer, head, float(self.values[row, head])) for row, head in sinking]
-        return sorted(heads, key=lambda head: -head[2])
-
-
-def _strongest(found: Sequence[tuple[Sink, NDArray[Any]]]) -> list[tuple[Sink, NDArray[Any]]]:
-    """Those that are listed, most heads first."""
-    return sorted(found, key=lambda entry: (-len(entry[0]["heads"]), -entry[0]["mean_weight"]))[:LISTED]
-
-
-def _of_part(part: str) -> str:
-    """What follows the name of a sink of one part, as on the page of an audit."""
-    return "" if not part else f" of {part}" if part == "cross-attention" else f" of the {part}"
+def _texts(maps: Maps | None, part: str) -> list[str] | None:
+    """Tokens of the keys of a part; of several samples, and of the two sides of a pair, a position holds more than one."""
+    if maps is None or (maps.targets and not part):
+        return None
+    side = maps.targets if part == "decoder" else maps.tokens
+    return side[0] if len(side) == 1 else None
 
 
 def _finding(sinks: Sequence[Sink], found: int, weights: _Weights, threshold: float, kind: str, samples: int) -> str:
     """What is to be seen, in a sentence: the place that most heads look at, and how many others there are."""
     what = {"image": "picture", "audio": "recording", "pairs": "pair"}.get(kind, "text")
     what = f"this {what}" if samples == 1 else f"these {samples} {what}s"
-    grid, least = weights.grid, weights.least
+    grid, least = weights.grid, np.minimum(weights.mean, weights.shares)
     if not sinks:
         candidates = np.where(weights.early[:, None], least, np.nan)
         if np.isnan(candidates).all():

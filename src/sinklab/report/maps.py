@@ -63,35 +63,6 @@ def pack_unsigned(values: NDArray[np.float64]) -> tuple[str, float]:
     return pack_bytes(np.where(np.isnan(values), 65535, codes).astype("<u2").tobytes()), scale
 
 
-@dataclasses.dataclass(frozen=True)
-class MapPlan:
-    """How maps are made smaller: ``pool`` tiles a side become one, scores keep ``score_bits`` bits."""
-
-    pool: int
-    score_bits: int
-
-
-@dataclasses.dataclass(frozen=True)
-class PackedMaps:
-    """Maps as text.
-
-    Attributes:
-        texts: for each sample kept, for each module: the compressed bytes of ``weights (heads, rows, columns)`` followed by
-            those of ``scores``.
-        plan: what was done to them.
-        shape: ``(samples kept, modules, heads, rows, columns)``.
-    """
-
-    texts: list[list[str]]
-    plan: MapPlan
-    shape: tuple[int, int, int, int, int]
-
-    @property
-    def size(self) -> int:
-        """Characters of all texts."""
-        return sum(len(text) for sample in self.texts for text in sample)
-
-
 def pool_tiles(maps: NDArray[np.uint8], pool: int) -> NDArray[np.uint8]:
     """The largest of each ``pool × pool`` tiles of the last two axes; the edge is filled with zeros."""
     if pool == 1:
@@ -103,59 +74,46 @@ def pool_tiles(maps: NDArray[np.uint8], pool: int) -> NDArray[np.uint8]:
     return tiles.max(axis=(-3, -1))
 
 
-def coarse_scores(scores: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Scores rounded to ``2**bits - 1`` levels between 1 and 255; 0 stays 0 (hidden) and nothing else becomes it."""
-    if bits == 8:
-        return scores
-    steps = 2**bits - 2
-    levels = np.round((scores.astype(np.float32) - 1) / 254 * steps) / steps * 254 + 1
-    return np.where(scores == 0, 0, np.round(levels)).astype(np.uint8)
-
-
-def _pack_one(weights: NDArray[np.uint8], scores: NDArray[np.uint8]) -> str:
-    return pack_bytes(weights.tobytes() + scores.tobytes())
-
-
-def pack_maps(weights: NDArray[np.uint8], scores: NDArray[np.uint8], budget: int) -> PackedMaps | None:
+def pack_maps(
+    weights: NDArray[np.uint8], scores: NDArray[np.uint8], budget: int
+) -> tuple[list[list[str]], int, tuple[int, ...]] | None:
     """Maps within ``budget`` characters, as fine as they fit; ``None`` when even one value a map does not fit.
 
-    Two samples in full resolution are worth more than many in a coarse one; so resolution goes down only when two samples do
-    not fit, and as many samples stay as there is room for.
+    Two samples in full resolution are worth more than many in a coarse one; so tiles are pooled only when two samples do not
+    fit, and as many samples stay as there is room for.
+
+    Returns:
+        For each sample kept, for each module, the compressed bytes of ``weights (heads, rows, columns)`` followed by those of
+        ``scores``; how many tiles a side have become one; and ``(samples kept, modules, heads, rows, columns)``.
     """
-    samples, modules, heads, rows, columns = weights.shape
     if not weights.size:
         return None
-    pool, plans = 1, [MapPlan(1, 8), MapPlan(1, 6), MapPlan(1, 5)]
-    while pool < max(rows, columns):
+    samples, modules, heads = weights.shape[:3]
+    pool = 1
+    while True:
+        small = pool_tiles(weights, pool), pool_tiles(scores, pool)
+        coarsest = max(small[0].shape[-2:]) == 1
+        needed = 1 if coarsest else min(samples, 2)
+        some = range(0, modules, 8)  # eight times cheaper than to find out by packing all
+        guess = sum(len(_pack_one(small, 0, module)) for module in some) / len(some) * modules * needed
+        if guess <= 1.2 * budget or coarsest:
+            texts: list[list[str]] = []
+            room = budget
+            for sample in range(samples):
+                packed = [_pack_one(small, sample, module) for module in range(modules)]
+                room -= sum(map(len, packed))
+                if room < 0:
+                    break
+                texts.append(packed)
+            if len(texts) >= needed:
+                return texts, pool, (len(texts), modules, heads, *small[0].shape[-2:])
+        if coarsest:
+            return None
         pool *= 2
-        plans.append(MapPlan(pool, 6))
-    for plan in plans:
-        small_weights, small_scores = (
-            pool_tiles(weights, plan.pool),
-            coarse_scores(pool_tiles(scores, plan.pool), plan.score_bits),
-        )
-        needed_samples = min(samples, 2) if plan.pool < max(rows, columns) else 1
 
-        some = range(0, modules, 8)
-        guess = (
-            sum(len(_pack_one(small_weights[0, module], small_scores[0, module])) for module in some)
-            / len(some)
-            * modules
-            * needed_samples
-        )
-        if guess > 1.2 * budget and plan is not plans[-1]:
-            continue  # eight times cheaper than to find out by packing all
-        texts: list[list[str]] = []
-        room = budget
-        for sample in range(samples):
-            packed = [_pack_one(small_weights[sample, module], small_scores[sample, module]) for module in range(modules)]
-            room -= sum(map(len, packed))
-            if room < 0:
-                break
-            texts.append(packed)
-        if len(texts) >= needed_samples:
-            return PackedMaps(texts, plan, (len(texts), modules, heads, *small_weights.shape[-2:]))
-    return None
+
+def _pack_one(maps: tuple[NDArray[np.uint8], NDArray[np.uint8]], sample: int, module: int) -> str:
+    return pack_bytes(b"".join(each[sample, module].tobytes() for each in maps))
 
 
 def round_matrix(values: NDArray[np.float64]) -> list[list[float | None]]:
@@ -247,8 +205,8 @@ def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: in
     packed = pack_maps(maps.weights, maps.scores, budget)
     if packed is None:
         return
-    samples, modules, heads, rows, columns = packed.shape
-    for sample, texts in enumerate(packed.texts):
+    texts_of_samples, pool, (samples, modules, heads, rows, columns) = packed
+    for sample, texts in enumerate(texts_of_samples):
         for module, text in enumerate(texts):
             blobs[f"blob-map-{sample}-{module}"] = text
     names = {name: index for index, name in enumerate(maps.modules)}
@@ -262,76 +220,28 @@ def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: in
         "columns": columns,
         "seqLen": maps.seq_len,
         # Tiles are of one size; the last may be smaller. Each was pooled in the file, and here again when space was short.
-        "tile": -(-maps.seq_len // maps.weights.shape[-1]) * packed.plan.pool,
+        "tile": -(-maps.seq_len // maps.weights.shape[-1]) * pool,
         "place": by_name if any(index >= 0 for index in by_name) else by_order,
         "ranges": [[round_matrix(module) for module in sample] for sample in maps.ranges[:samples].astype(float)]
         if scores
         else None,
-        "reduced": _reduction(maps, samples, packed.plan.pool, packed.plan.score_bits if scores else 8),
+        "reduced": _reduction(maps, samples, pool),
     }
     data["tokens"] = data["tokens"] or maps.tokens[:samples]
     data["targets"] = data["targets"] or maps.targets[:samples]
 
 
-def _reduction(maps: Maps, samples: int, pool: int, bits: int) -> str:
+def _reduction(maps: Maps, samples: int, pool: int) -> str:
     parts = []
     if samples < maps.weights.shape[0]:
         parts.append(f"{samples} of {maps.weights.shape[0]} samples")
     if pool > 1:
         parts.append("tiles twice as wide" if pool == 2 else f"tiles {pool} times as wide")
-    if bits < 8:
-        parts.append(f"scores in {2**bits - 1} steps")
     return f"To keep this page small it shows {', '.join(parts)}." if parts else ""
 
 
-PICTURES_FILE = "pictures.safetensors"
-"""In the folder of an audit of a model of pictures whose patches have places."""
-
 LARGEST = 336
 """Edge in pixels of the largest picture on a page."""
-
-MOST_NUMBERS = 600_000
-"""Weights on a page; where there are more, heads are averaged."""
-
-
-def picture_data(folder: Path) -> dict[str, Any] | None:
-    """What the page draws; ``None`` where no pictures were recorded.
-
-    Returns:
-        ``images`` (data addresses), ``grid`` (rows and columns), ``names`` of all positions, patches last, ``received`` in
-        ten-thousandths by sample, layer, head and position, ``norms`` by sample, layer (the first is the input) and position,
-        ``averaged``: whether heads were.
-
-    Raises:
-        ResultError: the file does not hold what it should.
-    """
-    path = folder / PICTURES_FILE
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(path, framework="numpy") as file:
-            about = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
-            pictures, received, norms = (file.get_tensor(name) for name in ("pictures", "received", "norms"))
-        if (
-            pictures.ndim != 4
-            or not len(pictures) == len(received) == len(norms)
-            or not received.shape[-1] == norms.shape[-1] == len(about["names"])
-        ):
-            raise ValueError(f"pictures {pictures.shape}, received {received.shape} and norms {norms.shape} differ")
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise ResultError(f"{path} cannot be read: {error}; audit again") from error
-    averaged = received.size > MOST_NUMBERS
-    if averaged:
-        received = received.mean(2, keepdims=True)
-    return {
-        "images": [data_address(picture) for picture in pictures],
-        "sources": about["sources"],
-        "grid": about["grid"],
-        "names": about["names"],
-        "received": np.rint(1e4 * np.nan_to_num(received)).astype(int).tolist(),
-        "norms": [[[float(f"{value:.3g}") for value in row] for row in sample] for sample in np.nan_to_num(norms).tolist()],
-        "averaged": averaged,
-    }
 
 
 def data_address(picture: np.ndarray) -> str:

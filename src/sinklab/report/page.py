@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from sinklab.errors import InputError
-from sinklab.results.blocks import Block, display_token, number, percent
+from sinklab.results.blocks import Block, number, percent
 from sinklab.results.html import html, with_code
 from sinklab.results.table import read_run, write_text
 
@@ -85,36 +85,18 @@ def write_blocks_page(folder: Path, title: str, lead: str, blocks: Callable[[dic
 
 
 def require_kind(run: Mapping[str, Any], folder: Path, *expected: str) -> str:
-    """Refuse a run of a command that a page does not know, and say where what it found is.
-
-    Args:
-        run: its ``run.json``.
-        folder: its output directory.
-        expected: names of commands.
-
-    Returns:
-        The command that made the run.
-
-    Raises:
-        InputError: it is none of those expected.
-    """
+    """The command that made a run, by its ``run.json``; one that a page does not know is refused, with where its results are."""
     kind = str(run.get("kind"))
-    if kind in expected:
-        return kind
-    known = [name for name in ("summary.json", "table.parquet") if (folder / name).is_file()]
-    more = f"; what it found is in {folder / known[0]}" if known else ""
-    if (folder / "model").is_dir():
-        more += f", and the trained model, for 'sinklab audit', in {folder / 'model'}; 'sinklab plot' draws trainings together"
-    commands = filter(None, (", ".join(expected[:-1]), expected[-1]))
-    raise InputError(f"{folder} holds a run of kind {kind!r}, expected {' or '.join(commands)}{more}")
+    if kind not in expected:
+        known = [name for name in ("summary.json", "table.parquet") if (folder / name).is_file()]
+        more = f"; what it found is in {folder / known[0]}" if known else ""
+        commands = filter(None, (", ".join(expected[:-1]), expected[-1]))
+        raise InputError(f"{folder} holds a run of kind {kind!r}, expected {' or '.join(commands)}{more}")
+    return kind
 
 
 def check_page(path: Path) -> None:
-    """Refuse to write a page where something else is.
-
-    Raises:
-        InputError: what is there is no page of ours.
-    """
+    """Refuse to write a page where something else is."""
     if path.is_file() and MARK not in path.read_text(encoding="utf-8", errors="replace")[:2000]:
         raise InputError(f"{path} is no page of sinklab, and is not replaced; move it away")
 
@@ -129,9 +111,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        number=number, percent=percent, token=display_token, commands=lambda text: Markup(with_code(text))
-    )
+    environment.filters.update(number=number, percent=percent, commands=lambda text: Markup(with_code(text)))
     return environment
 
 

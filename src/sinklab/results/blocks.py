@@ -63,15 +63,6 @@ def head_numbering(attending: Sequence[int], total: int, noun: str = "layer") ->
     )
 
 
-def size(count: float) -> str:
-    """Bytes in units of 1,024 with three digits: ``792 KiB``."""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if count >= 1000:
-            count, unit = count / 1024, larger
-    return f"{round(count):,}\u202fB" if unit == "B" else f"{float(f'{count:.3g}'):,g}\u202f{unit}"
-
-
 NOTHING = "–"
 """Stands for what was not measured or is not a number."""
 

@@ -11,22 +11,12 @@ import resource
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, Protocol
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.version import __version__
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow")
-
-
-class Environment(TypedDict):
-    """What ``run.json`` says of the machine and the software."""
-
-    versions: dict[str, str]
-    commit: str | None
-    hardware: dict[str, str | int | None]
-    dtype: str
-    gguf: NotRequired[dict[str, object]]
 
 
 class Placed(Protocol):
@@ -52,7 +42,7 @@ def installed(names: Iterable[str] = PACKAGES) -> dict[str, str]:
     return versions
 
 
-def environment(placed: Placed | None = None) -> Environment:
+def environment(placed: Placed | None = None) -> dict[str, Any]:
     """Versions, commit, hardware and dtype, and of which GGUF file the weights are.
 
     Args:
@@ -62,7 +52,7 @@ def environment(placed: Placed | None = None) -> Environment:
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if placed is None else placed.device
     dtype = torch.float32 if placed is None else placed.dtype
-    found: Environment = {
+    found: dict[str, Any] = {
         "versions": installed(),
         "commit": _commit(),
         "hardware": {
@@ -99,34 +89,19 @@ def _commit() -> str | None:
 
 
 def require_function(name: str, value: object, of: str) -> None:
-    """Refuse what is neither a function nor ``None``, such as a truth value in place of what follows the progress of a run.
-
-    Args:
-        of: what it is called with, in words.
-
-    Raises:
-        ConfigurationError: it is neither.
-    """
+    """Refuse what is neither a function nor ``None``; ``of`` says in words what it is called with."""
     if value is not None and not callable(value):
         raise ConfigurationError(f"{name} is {_shown(value, 'of ')}; expected a function of {of}")
 
 
 def require_path(name: str, value: object) -> None:
-    """Refuse what is no path, as a text or an object of ``pathlib``.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
+    """Refuse what is no path, as a text or an object of ``pathlib``."""
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigurationError(f"{name} is {_shown(value, 'of ')}; expected a path")
 
 
 def require_number(name: str, value: object) -> None:
-    """Refuse what is no number, such as a text with one.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
+    """Refuse what is no number, such as a text with one."""
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError
@@ -136,11 +111,7 @@ def require_number(name: str, value: object) -> None:
 
 
 def require_whole(name: str, value: object, least: int, why: str = "") -> None:
-    """Refuse a setting ``name`` below ``least``, or that is no whole number.
-
-    Raises:
-        ConfigurationError: it is.
-    """
+    """Refuse a setting ``name`` below ``least``, or that is no whole number."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -154,9 +125,6 @@ def _shown(value: object, before: str = "") -> str:
     return repr(value) if isinstance(value, (str, int, float, type(None))) else f"{before}{type(value).__name__}"
 
 
-BYTES_OF_NUMBER = 36
-"""Of an integer in a list: an object of Python, and the pointer to it."""
-
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
@@ -164,15 +132,9 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 def require_memory(needed: int, what: str) -> None:
     """Refuse what needs more memory than the machine has in all, whatever else is running.
 
-    A lower bound will do: what lies between it and what is free at the moment is left to the allocator, whose error the
-    command line prints as one line too.
-
     Args:
-        needed: bytes on the CPU, an exact integer however large.
+        needed: bytes on the CPU at least, an exact integer however large.
         what: what asks for them, with its value: ``"`keys` 4294967296"``.
-
-    Raises:
-        ConfigurationError: the machine has less; the message has both numbers.
     """
     there = machine_memory()
     if needed > there:

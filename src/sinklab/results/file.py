@@ -15,15 +15,12 @@ from typing import TYPE_CHECKING, Any
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.folder import PREFIX, SUFFIX, check_writable, placed
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 def require_plain_file(path: Path) -> None:
-    """Refuse what would make a reader wait for ever or read something that is no file.
-
-    Raises:
-        FileNotFoundError: nothing there.
-        InputError: a directory, a pipe, a socket, a device, a place below a file or in a directory that may not be entered, or
-            a symbolic link that leads back to itself.
-    """
+    """Refuse what would make a reader wait for ever or read something that is no file; ``FileNotFoundError`` for nothing."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -39,25 +36,13 @@ def require_plain_file(path: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        FileNotFoundError: nothing there.
-        InputError: it is no regular file, is not UTF-8 or not JSON, or holds no object.
-    """
+    """The JSON object in a file; ``InputError`` for what is none, ``FileNotFoundError`` for nothing."""
     require_plain_file(path)
     return parse_object(path.read_bytes(), str(path))
 
 
 def parse_object(content: bytes | str, where: str) -> dict[str, Any]:
-    """The JSON object in a text.
-
-    Args:
-        where: the file, for messages.
-
-    Raises:
-        InputError: as for :func:`read_object`.
-    """
+    """The JSON object in a text; ``where`` names the file in messages."""
     try:
         text = content.decode("utf-8") if isinstance(content, bytes) else content
         value = json.loads(text)
@@ -74,17 +59,12 @@ def parse_object(content: bytes | str, where: str) -> dict[str, Any]:
 def check_file(path: Path | None, overwrite: bool, name: str = "out") -> None:
     """Refuse an output file that cannot be written, before any work is done.
 
-    What is no regular file is refused whatever ``overwrite`` says. So is a symbolic link, dangling or not: a file is put in
-    place by renaming it, which would put it in the place of the link; and what a link leads to was not named by whoever gave
-    the path. The message says where it leads. Links above the file are followed.
+    What is no regular file is refused whatever ``overwrite`` says, and so is a symbolic link: a file is put in place by
+    renaming it, which would put it in the place of the link. Links above the file are followed.
 
     Args:
         path: the file; ``None`` if none is to be written.
         name: the parameter that it was given with.
-
-    Raises:
-        InputError: something is there and ``overwrite`` is off, it is no regular file, or the place cannot be written.
-        ConfigurationError: ``overwrite`` without a file.
     """
     if path is None:
         if overwrite:
@@ -99,15 +79,11 @@ def check_file(path: Path | None, overwrite: bool, name: str = "out") -> None:
 def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool, name: str = "out") -> None:
     """Let ``write`` write a file that a user has named; it is there whole, and on the disk, or not at all.
 
-    What appears at its place meanwhile is not replaced without ``overwrite``.
+    What appears at its place meanwhile is not replaced without ``overwrite``: what was written is kept under another name.
 
     Args:
         write: writes the file that it is given, whose name has another suffix.
         overwrite, name: as :func:`check_file`.
-
-    Raises:
-        InputError: as :func:`check_file`; what was written is kept beside it under another name if something has appeared there
-            meanwhile.
     """
     check_file(path, overwrite, name)
     with _temporary(path) as temporary:
@@ -115,24 +91,16 @@ def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool, 
         flush(temporary)
         try:
             check_file(path, overwrite, name)
-            if overwrite:
-                temporary.replace(path)
-            else:
-                _rename_to_new(temporary, path)
-        except (InputError, FileExistsError) as error:
+        except InputError as error:
             rescued = path.with_name(f"{path.stem}-{secrets.token_hex(3)}{path.suffix}")
             temporary.replace(rescued)
-            said = error if isinstance(error, InputError) else f"output file {path} has been made by another process meanwhile"
-            raise InputError(f"{said}. What was to be written there is in {rescued}") from None
+            raise InputError(f"{error}. What was to be written there is in {rescued}") from None
+        temporary.replace(path)
         flush(path.parent)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` write a file of a folder that is ours, so that it is there whole or not at all; a file there is replaced.
-
-    Raises:
-        InputError: what is there is no regular file.
-    """
+    """Let ``write`` write a file of a folder that is ours, so that it is there whole or not at all; a file there is replaced."""
     _require_regular(path)
     with _temporary(path) as temporary:
         write(temporary)
@@ -197,17 +165,6 @@ def _remove_if_dead(path: Path) -> None:
             os.close(handle)
 
 
-def _rename_to_new(temporary: Path, path: Path) -> None:
-    """Rename, unless there is something at the new name, which rename alone would replace."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # no hard links here: take the name with an empty file, and replace that
-        path.open("xb").close()
-        temporary.replace(path)
-
-
 def flush(path: Path) -> None:
     """Have a file, or the names in a folder, on the disk before anything says that it is there."""
     if os.name == "nt" and path.is_dir():
@@ -219,23 +176,6 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-def write_image(figure: Figure, path: Path, *, dpi: float | None = None, metadata: dict[str, str | None] | None = None) -> None:
-    """Draw a figure into a file of a folder that is ours; a file there is replaced.
-
-    Args:
-        dpi: dots per inch; by default that of the figure.
-        metadata: what the file says of itself; ``None`` for an entry leaves it out.
-
-    Raises:
-        InputError: what is there is no regular file.
-    """
-    write_atomically(
-        path,
-        lambda temporary: figure.savefig(
-            temporary, format=path.suffix.lstrip("."), dpi="figure" if dpi is None else dpi, metadata=metadata
-        ),
-    )
+def write_image(figure: Figure, path: Path) -> None:
+    """Draw a figure into a file of a folder that is ours; a file there is replaced."""
+    write_atomically(path, lambda temporary: figure.savefig(temporary, format=path.suffix.lstrip(".")))

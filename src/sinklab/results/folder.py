@@ -21,11 +21,7 @@ PREFIX, SUFFIX = ".sinklab-", ".partial"
 
 @contextlib.contextmanager
 def placed(path: Path) -> Iterator[None]:
-    """Around what writes: an error of the operating system names ``path``, whatever library and temporary file it came from.
-
-    Raises:
-        OSError: in the place of another one, and of those that libraries in Rust raise for the same reason.
-    """
+    """Around what writes: an error of the operating system names ``path``, whatever library and temporary file it came from."""
     try:
         yield
     except Exception as error:
@@ -92,11 +88,7 @@ def require_no_less(
 
 
 def check_free(out: Path, overwrite: bool) -> None:
-    """Refuse an output directory that exists, before any work is done.
-
-    Raises:
-        InputError: it exists and ``overwrite`` is off, or it cannot be made or replaced here.
-    """
+    """Refuse an output directory that exists, before any work is done."""
     check_place(out)
     if not holds_nothing(out):
         if not overwrite:
@@ -112,10 +104,6 @@ def check_place(out: Path) -> None:
 
     A symbolic link is refused, not followed: the directory is put in place by renaming it, which would put it in the place of
     the link. Links above it are followed.
-
-    Raises:
-        InputError: a file, a link, the working directory or one above it, or a place that cannot be written.
-        OSError: a name that is too long.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.lstat(partial_folder(out))  # the longest of the names that are needed
@@ -144,9 +132,6 @@ def check_writable(path: Path, what: str, name: str = "out") -> None:
     Args:
         what: what the path is.
         name: the parameter that it was given with.
-
-    Raises:
-        InputError: the nearest directory that exists is none, or nothing can be written there; with the system's reason.
     """
     # Found before the minutes of measuring, not after them.
     parent = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
@@ -208,8 +193,6 @@ class FolderLock:
         # Without flock, filelock would go over to a file that outlives a killed process.
         self._lock = FileLock(self.path, thread_local=False, fallback_to_soft=False)
         self._acquire(patience)
-        # A number that no other file gets while we hold ours open.
-        self._identity = self._stat()
         with contextlib.suppress(OSError):  # where locks are mandatory, nobody can read it either
             self.path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
 
@@ -236,38 +219,16 @@ class FolderLock:
                     "could write there at the same time; choose another with `out`"
                 ) from error
 
-    def _stat(self) -> tuple[int, int] | None:
-        try:
-            status = os.stat(self.path)
-        except FileNotFoundError:
-            return None
-        return status.st_dev, status.st_ino
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.release()
 
-    @property
-    def held(self) -> bool:
-        """Whether the lock is still ours: somebody may have removed its file."""
-        return self._lock.is_locked and self._stat() == self._identity
-
-    def require(self) -> None:
-        """Check that the lock is still ours, before something is put in place.
-
-        Raises:
-            InputError: it is not, so that another process may be at work.
-        """
-        if not self.held:
-            raise InputError(f"{self.path} was removed while this process was using {self.out}; nothing is written there")
-
     def release(self) -> None:
         """Let others use the folder; the lock file goes, and folders above it that were made for it and stayed empty."""
-        if self.held:
-            with contextlib.suppress(PermissionError):  # where an open file cannot be removed, filelock removes it
-                self.path.unlink()  # while the lock is held: who opened it before sees that it has no name, and opens anew
+        with contextlib.suppress(OSError):  # where an open file cannot be removed, filelock removes it
+            self.path.unlink()  # while the lock is held: who opened it before sees that it has no name, and opens anew
         self._lock.release()
         for parent in self._made:
             with contextlib.suppress(OSError):
@@ -280,11 +241,7 @@ def partial_folder(out: Path) -> Path:
 
 
 def put_in_place(work: Path, out: Path) -> None:
-    """Let the folder ``work`` take the place of ``out``; what was there is removed.
-
-    Args:
-        work: in :func:`partial_folder` of ``out``.
-    """
+    """Let the folder ``work``, in :func:`partial_folder` of ``out``, take the place of ``out``; what was there is removed."""
     replaced = work.parent / "replaced"
     if out.exists():
         os.replace(out, replaced)
@@ -293,11 +250,7 @@ def put_in_place(work: Path, out: Path) -> None:
 
 
 def put_among(work: Path, out: Path) -> None:
-    """Move what the folder ``work`` holds into ``out``, each in the place of what has its name there; ``run.json`` comes last.
-
-    Args:
-        work: in :func:`partial_folder` of ``out``.
-    """
+    """Move what ``work`` holds into ``out``, each in the place of what has its name there; ``run.json`` comes last."""
     (out / "run.json").unlink(missing_ok=True)  # what has it is whole
     for path in sorted(work.iterdir(), key=lambda path: path.name == "run.json"):
         if path.is_dir() and (out / path.name).is_dir():
@@ -314,10 +267,7 @@ def set_aside(out: Path) -> None:
 
 
 def clear(out: Path) -> None:
-    """Remove what a run that did not end well has left beside ``out``, except for its store.
-
-    An earlier result that was moved aside is put back if nothing has taken its place.
-    """
+    """Remove what a run that did not end well has left beside ``out``, except for its store; put back what it moved aside."""
     work = partial_folder(out)
     if (work / "replaced").is_dir() and not out.exists():
         os.replace(work / "replaced", out)

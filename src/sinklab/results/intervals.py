@@ -258,11 +258,7 @@ def just_above(threshold: float) -> float:
 
 
 def require_threshold(threshold: object, name: str = "threshold") -> None:
-    """Refuse a threshold that is no number in [0, 1).
-
-    Raises:
-        ConfigurationError: it is.
-    """
+    """Refuse a threshold that is no number in [0, 1)."""
     try:
         fits, where = bool(0.0 <= threshold < 1.0), "in"  # type: ignore[operator]
     except TypeError:

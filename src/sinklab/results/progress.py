@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import importlib
 import sys
@@ -79,6 +80,21 @@ def duration(seconds: float) -> str:
     return f"about {seconds / 3600:.1f} hours"
 
 
+@dataclasses.dataclass
+class _Stage:
+    """When a stage began, how many parts were there then, and how many of all are done at the last word."""
+
+    began: float
+    there: int
+    done: int = 0
+    total: int = 0
+    when: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return self.done / self.total if self.total else 0.0
+
+
 class Pace:
     """How long stages take, from how long their parts took so far; what was there at the first call took no time.
 
@@ -87,11 +103,9 @@ class Pace:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._start = clock, clock()
-        self._last = self._start
+        self._clock, self._last, self._deadline = clock, clock(), float("inf")
         self._stages: dict[str, _Stage] = {}
         self._costs: dict[str, float] = {}
-        self._deadline = float("inf")
 
     def plan(self, costs: Mapping[str, float], within: float = float("inf")) -> None:
         """Stages to what each costs beside the others, in any unit; those of an earlier plan stay.
@@ -107,8 +121,7 @@ class Pace:
         now = self._clock()
         if stage not in self._stages or done < self._stages[stage].done:  # or it begins again
             # The first word of many stages is that one part is done: the time since the last word was for that part.
-            began, there = (now, done) if done != 1 else (self._last, 0)
-            self._stages[stage] = _Stage(began, there)
+            self._stages[stage] = _Stage(now, done) if done != 1 else _Stage(self._last, 0)
         self._last = now
         at = self._stages[stage]
         at.done, at.total, at.when = done, total, now
@@ -125,27 +138,28 @@ class Pace:
 
     def share(self) -> float | None:
         """How much of the plan is done, in parts of one; ``None`` without one."""
-        whole = sum(self._costs.values())
-        return sum(cost * (self.done(stage) or 0.0) for stage, cost in self._costs.items()) / whole if whole else None
+        done = sum(cost * (self.done(stage) or 0.0) for stage, cost in self._costs.items())
+        return done / sum(self._costs.values()) if self._costs else None
 
     def left_in_all(self) -> float | None:
         """Seconds that all stages of the plan still take together; ``None`` where nobody knows yet.
 
         Of a stage whose own pace is known as long as that says, so that the whole never takes less than a stage of it.
         """
-        begun = [self._stages[stage] for stage in self._costs if stage in self._stages]
-        there = sum(cost * self._stages[stage].before for stage, cost in self._costs.items() if stage in self._stages)
-        done = sum(cost * (self.done(stage) or 0.0) for stage, cost in self._costs.items()) - there
-        spent = self._clock() - min((at.began for at in begun), default=0.0)
+        begun = {stage: self._stages[stage] for stage in self._costs if stage in self._stages}
+        done = sum(self._costs[stage] * (at.done - at.there) / at.total for stage, at in begun.items() if at.total)
+        spent = self._clock() - min((at.began for at in begun.values()), default=0.0)
         if done <= 0 or spent < SETTLED:
             return None
-        own = {stage: self.left(stage) for stage in self._costs if (self.done(stage) or 0.0) < 1}
-        each = spent / done
-        left = sum(
-            each * self._costs[stage] * (1 - (self.done(stage) or 0.0)) if known is None else known
-            for stage, known in own.items()
-        )
+        ahead = {stage: 1 - (self.done(stage) or 0.0) for stage in self._costs}
+        own = {stage: self.left(stage) for stage, share in ahead.items() if share}
+        left = sum(spent / done * self._costs[stage] * ahead[stage] if known is None else known for stage, known in own.items())
         return max(min(left, self._deadline - self._clock()), *(known or 0.0 for known in own.values()), 0.0)
+
+    def done(self, stage: str) -> float | None:
+        """Share of a stage that is done; ``None`` where that is not known."""
+        at = self._stages.get(stage)
+        return at.share if at is not None and at.total else None
 
     def count(self, stage: str) -> str:
         """How much of a stage is done, in words."""
@@ -161,23 +175,6 @@ class Pace:
         """How long all stages still take, in words; empty where nobody knows yet, and at the end."""
         left = self.left_in_all()
         return f"{duration(left)} left in all" if left else ""
-
-    def done(self, stage: str) -> float | None:
-        """Share of a stage that is done; ``None`` where that is not known."""
-        at = self._stages.get(stage)
-        return at.done / at.total if at is not None and at.total else None
-
-
-class _Stage:
-    """When a stage began and with how many parts, and how many there were when."""
-
-    def __init__(self, began: float, there: int) -> None:
-        self.began, self.there, self.done, self.total, self.when = began, there, there, 0, began
-
-    @property
-    def before(self) -> float:
-        """Share of it that was there at the beginning."""
-        return self.there / self.total if self.total else 0.0
 
 
 Progress = Callable[[str, int, int], None]
@@ -284,14 +281,10 @@ def bars(first: str = "starting") -> Iterator[Progress]:
     Args:
         first: what goes on before the first stage.
     """
-    if in_notebook():
-        with notebook_bars() as progress:
-            yield progress
-        return
-    if is_quiet():
+    if is_quiet() and not in_notebook():
         yield silent
         return
-    shown = _Bars(first) if is_watched() else _Lines(first)
+    shown = Cell() if in_notebook() else _Bars(first) if is_watched() else _Lines(first)
     try:
         yield shown
     finally:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import html
 import json
 import secrets
 import shutil
@@ -174,7 +173,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """In a notebook: the page in a frame if there is one, else the top of the summary as a table."""
-        from sinklab.results.html import framed
+        from sinklab.results.html import framed, html
 
         if self.page is not None and self.folder is not None:
             return framed(self.frame(self.folder) if self.frame else self.report().read_text(encoding="utf-8"))
@@ -184,36 +183,29 @@ class Result:
                 self.write(folder)
                 return framed(self.frame(folder) if self.frame else self.page(folder).read_text(encoding="utf-8"))
         if self.shows is not None:
-            from sinklab.results.html import html as rendered
-
-            return str(rendered(self.blocks()))
+            return str(html(self.blocks()))
         if not self.summary:
             return str(self.table._repr_html_())  # pandas has it for notebooks, untyped
-        values = {key: value for key, value in self.summary.items() if not isinstance(value, (dict, list))}
-        cells = "".join(
-            f"<tr><th>{html.escape(key)}</th><td>{html.escape(str(value))}</td></tr>" for key, value in values.items()
-        )
-        return f"<table>{cells}</table>"
+        values = [(key, str(value)) for key, value in self.summary.items() if not isinstance(value, (dict, list))]
+        return str(html([Facts(values)]))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Writer:
-    """Writes what the folder of a run holds besides its page; no function inside of one, so that a result can be pickled."""
+def _write(
+    table: pd.DataFrame,
+    summary: Mapping[str, object] | None,
+    about: Mapping[str, object],
+    files: Callable[[Path], None] | None,
+    folder: Path,
+) -> None:
+    """Write what the folder of a run holds besides its page."""
+    from sinklab.results.table import write_json, write_table
 
-    table: pd.DataFrame
-    summary: Mapping[str, object] | None
-    about: Mapping[str, object]
-    files: Callable[[Path], None] | None
-
-    def __call__(self, folder: Path) -> None:
-        from sinklab.results.table import write_json, write_table
-
-        write_table(self.table, folder / "table.parquet")
-        if self.summary is not None:
-            write_json(self.summary, folder / "summary.json")
-        write_json(self.about, folder / "run.json")
-        if self.files is not None:
-            self.files(folder)
+    write_table(table, folder / "table.parquet")
+    if summary is not None:
+        write_json(summary, folder / "summary.json")
+    write_json(about, folder / "run.json")
+    if files is not None:
+        files(folder)
 
 
 class Run:
@@ -269,22 +261,17 @@ class Run:
         self.out = None if out is None else Path(out)
         self.overwrite, self.resume, self.in_place = overwrite, bool(resume), resume is not None
         self.id, self.progress, self._drawn = new_run_id(), progress or silent, contextlib.ExitStack()
-        self._started, self._lock, self._watched = time.time(), None, progress is not None
+        self._started, self._watched = time.time(), progress is not None
+        self._lock: FolderLock | None = None
         if overwrite and resume:
             raise ConfigurationError("`overwrite` begins anew and `resume` goes on; give one of them")
         if out is None and (overwrite or resume):
             name = "overwrite" if overwrite else "resume"
             raise ConfigurationError(f"`{name}` is about an output directory; give one with `out`")
 
-    _lock: FolderLock | None
-
-    goes_on = "go on with `resume`"
-    """How to go on with what a run has stored in its output directory, if the same command does not."""
-
     def __enter__(self) -> Self:
         if self.out is not None:
             self._check()
-        if self.out is not None:
             self._lock = FolderLock(self.out)
             try:
                 clear(self.out)
@@ -305,15 +292,14 @@ class Run:
         self._drawn.close()
         if self.out is None or self._lock is None:
             return
-        if self._lock.held:
-            stored = any(path.name != SETTINGS for path in self._store_folder(self.out).rglob("*") if path.is_file())
-            there = {path.relative_to(self.out).as_posix() for path in self.out.rglob("*")}
-            if error is not None and self.in_place and there == {STORE, f"{STORE}/{SETTINGS}"}:
-                shutil.rmtree(self.out)  # nothing that a run could go on with
-            clear(self.out)
-            if error is not None and stored and from_outside(error):
-                how = self.goes_on if self.in_place and not self.resume else "the same command goes on from there"
-                error.add_note(f"what was computed is kept in {self._store_folder(self.out)}: {how}")
+        stored = any(path.name != SETTINGS for path in self._store_folder(self.out).rglob("*") if path.is_file())
+        there = {path.relative_to(self.out).as_posix() for path in self.out.rglob("*")}
+        if error is not None and self.in_place and there == {STORE, f"{STORE}/{SETTINGS}"}:
+            shutil.rmtree(self.out)  # nothing that a run could go on with
+        clear(self.out)
+        if error is not None and stored and from_outside(error):
+            how = "go on with `resume`" if self.in_place and not self.resume else "the same command goes on from there"
+            error.add_note(f"what was computed is kept in {self._store_folder(self.out)}: {how}")
         self._lock.release()
 
     def _store_folder(self, out: Path) -> Path:
@@ -373,17 +359,15 @@ class Run:
         }
         result = Result(dict(summary or {}), table, about, self.out, display, page, frame=frame, shows=show)
 
-        write = _Writer(table, summary, about, files)
+        write = functools.partial(_write, table, summary, about, files)  # a result can be pickled
         if self.out is None or self._lock is None:
             return result if page is None else dataclasses.replace(result, write=write)
-        self._lock.require()
         work = partial_folder(self.out) / "result"
         with placed(self.out):
             work.mkdir(parents=True, exist_ok=True)
             write(work)
             if page is not None:
                 page(work)
-            self._lock.require()
             if self.in_place:
                 put_among(work, self.out)
                 return result
@@ -433,15 +417,11 @@ class Run:
                 f"output directory {self.out} holds a run of {plan['kind']}, not of {self.kind}; choose another with `out`"
             )
         earlier, wanted = plan["settings"], json.loads(json.dumps(self.settings))
-        changed = [
-            f"{name} was {earlier.get(name)!r}, is {wanted.get(name)!r}"
-            for name in {**wanted, **earlier}
-            if earlier.get(name) != wanted.get(name)
-        ]
-        if changed:
+        differing = [name for name in {**wanted, **earlier} if earlier.get(name) != wanted.get(name)]
+        if differing:
+            changed = "; ".join(f"{name} was {earlier.get(name)!r}, is {wanted.get(name)!r}" for name in differing)
             raise ConfigurationError(
-                f"the run in {self.out} has other settings: {'; '.join(changed)}. Resume it with its own, or choose another "
-                "with `out`"
+                f"the run in {self.out} has other settings: {changed}. Resume it with its own, or choose another with `out`"
             )
 
     def _plan(self) -> dict[str, Any] | None:

@@ -369,22 +369,6 @@ class SinkFinder(Watcher):
             found += int((np.concatenate([weights, *of_groups], axis=1) > just_above(self.threshold)).any(1).sum())
         return found
 
-    def by_token(self, decode: Callable[[int], str]) -> list[dict[str, object]]:
-        """Tokens that play the sink, wherever they stand, most frequent first: text, share of all sinks, positions."""
-        modules = self._modules.values()
-        codes, counts = (np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts"))
-        codes, counts = codes[codes[:, 1] >= 0], counts[codes[:, 1] >= 0]
-        ids, index = np.unique(codes[:, 1], return_inverse=True)
-        totals = np.bincount(index, counts, len(ids))
-        return [
-            {
-                "token": decode(int(ids[number])),
-                "share_of_sinks": float(totals[number] / totals.sum()),
-                "positions": np.unique(codes[index == number, 2]).tolist()[:LISTED],
-            }
-            for number in np.argsort(-totals, kind="stable")[:LISTED]
-        ]
-
     def _sink(self, place: Place, hits: Hits, heads: Sequence[Head], decode: Callable[[int], str] | None) -> tuple[Sink, bool]:
         """The sink of a place, and whether the weight of its heads passes the threshold as it is."""
         kind, number = place

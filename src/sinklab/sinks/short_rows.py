@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sinklab.results.blocks import counted
 
 LONGEST = 100_000
@@ -39,18 +37,6 @@ def few_queries_warning(length: int, window: int | None, threshold: float) -> st
     if 2 * window < length:
         return f"{seen}, and its sink rate is taken over these alone: it does not compare with that of other windows."
     return ""
-
-
-def short_documents_warning(lengths: Sequence[int], threshold: float) -> str:
-    """A sentence where documents of these lengths, each read by itself, are too short; empty otherwise."""
-    short = sum(even_share(length) > threshold for length in lengths)
-    if not short:
-        return ""
-    return (
-        f"Of the {counted(len(lengths), 'document')} in the rows that are watched {short:,} {'is' if short == 1 else 'are'} so "
-        f"short that a head which looks at all keys alike gives the first token more than {threshold:g} of its attention: such "
-        f"a head has a sink rate of {100 * short / len(lengths):.2f} % there{from_tokens_on(threshold)}."
-    )
 
 
 def from_tokens_on(threshold: float) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import math
 import shutil
 import signal
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +16,6 @@ from pathlib import Path
 from typing import SupportsFloat
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import (
@@ -34,7 +30,7 @@ from transformers.trainer_callback import ExportableState
 
 from sinklab.models.losses import IGNORED, cross_entropies
 from sinklab.results.metric import Metric, Row
-from sinklab.results.progress import Cell, in_notebook, is_quiet, is_watched
+from sinklab.results.progress import Progress, bars, say, silent
 from sinklab.training import checkpoints
 from sinklab.training.callback import TOKENS_PER_FORWARD, SinkCallback, log_between, measuring
 from sinklab.training.config import PretrainingConfig
@@ -43,90 +39,48 @@ from sinklab.training.trainer import PretrainingTrainer, stack
 
 
 class Display:
-    """A bar with the newest numbers behind it, a line per record, or nothing.
+    """What somebody sees of a run: a line for each record, and how much is done.
 
     Args:
         steps: of the whole run.
-        say: shows a sentence; without it nothing is shown.
-        draw: shows what is done: stage, how much of it, of how much, and the numbers.
+        progress: called with what is done of a stage.
+        note: shows a sentence about something that happened once.
     """
 
-    def __init__(
-        self, steps: int, say: Callable[[str], None] | None = None, draw: Callable[[str, int, int, str], None] | None = None
-    ) -> None:
-        self.steps, self._say, self._draw = steps, say, draw
-        self._numbers: dict[str, str] = {}
-
-    def note(self, text: str) -> None:
-        """A sentence about something that happened once."""
-        if self._say is not None:
-            self._say(text)
-
-    def preparing(self, stage: str, done: int, total: int) -> None:
-        """The data are being read; the signature of ``prepare_data``'s progress."""
-        if self._draw is not None:
-            self._draw(stage, done, total, "")
+    def __init__(self, steps: int, progress: Progress = silent, note: Callable[[str], None] = lambda text: None) -> None:
+        self.steps, self.progress, self.note = steps, progress, note
 
     def step(self, step: int) -> None:
         """A step is done."""
-        if self._draw is not None:
-            self._draw("training", step, self.steps, "  ".join(self._numbers.values()))
+        self.progress("training", step, self.steps)
 
-    def record(self, step: int, loss: float, tokens_per_second: float, seconds_left: float) -> None:
+    def record(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Loss and speed since the last record."""
-        left = datetime.timedelta(seconds=round(seconds_left))
-        self._show(step, {"loss": f"loss {loss:.4f}", "speed": f"{tokens_per_second:,.0f} tokens/s", "left": f"{left} left"})
+        self.note(f"step {step}/{self.steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s")
 
     def result(self, step: int, numbers: dict[str, float]) -> None:
         """Numbers of an evaluation or a measurement."""
-        texts = {name: f"{name.replace('_', ' ')} {value:.3g}" for name, value in numbers.items()}
-        self._show(step, {name: f"{text} %" if name.startswith("sink_rate") else text for name, text in texts.items()})
-
-    def _show(self, step: int, texts: dict[str, str]) -> None:
-        if self._draw is not None:
-            self._numbers |= texts
-        else:
-            self.note("  ".join([f"step {step}/{self.steps}", *texts.values()]))
+        texts = [
+            f"{name.replace('_', ' ')} {value:.3g}{' %' * name.startswith('sink_rate')}" for name, value in numbers.items()
+        ]
+        self.note("  ".join([f"step {step}/{self.steps}", *texts]))
 
 
 @contextmanager
 def display(steps: int, *, wanted: bool = True) -> Iterator[Display]:
-    """The display for a notebook, or for where stderr goes; closed when the block ends."""
-    if not wanted or is_quiet():
+    """The display, with bars where somebody sees them, until the block ends."""
+    if not wanted:
         yield Display(steps)
-    elif in_notebook():
-        cell = Cell()
-        try:
-            yield Display(steps, print, cell)
-        finally:
-            cell.close()
-    elif not is_watched():
-        yield Display(steps, lambda text: print(text, file=sys.stderr, flush=True))
-    else:
-        numbers = TextColumn("{task.fields[numbers]}")
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            numbers,
-            TimeElapsedColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), refresh_per_second=4, transient=True) as bars:
-            task = bars.add_task("", visible=False, total=None, numbers="")
-
-            def draw(stage: str, done: int, total: int, words: str) -> None:
-                if bars.tasks[task].description != stage:
-                    bars.reset(task)  # the clock begins anew
-                bars.update(task, description=stage, completed=done, total=total or None, numbers=words, visible=True)
-
-            yield Display(steps, lambda text: bars.console.print(text, markup=False, highlight=False), draw)
+        return
+    with bars("preparing") as progress:
+        yield Display(steps, progress, say)
 
 
 TRAIN_LOSS = Metric("train_loss", "nats", "Mean training loss of the steps since the row before; count is their number.")
 HELD_OUT_LOSS = Metric(
     "held_out_loss", "nats", "Mean next-token loss over the held-out rows, float32; count is the number of predicted tokens."
 )
-LEARNING_RATE = Metric("learning_rate", "1", "Learning rate of the step (under muon: of the matrices).")
+LEARNING_RATE = Metric("learning_rate", "1", "Learning rate of the step.")
 GRADIENT_NORM = Metric("gradient_norm", "norm", "L2 norm of all gradients of the step, before clipping.")
 TOKENS_PER_SECOND = Metric(
     "tokens_per_second",
@@ -272,7 +226,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
             if self.config.training.stop_when_diverged:
                 control.should_training_stop = True
         self.table.write(now=control.should_training_stop)
-        self.screen.record(step, loss, speed, (state.max_steps - step) * self.tokens_per_step / speed)
+        self.screen.record(step, loss, speed)
 
     def evaluate(self, step: int, model: nn.Module, control: TrainerControl) -> None:
         """Take the held-out loss and write it down."""
@@ -345,18 +299,16 @@ def _row(metric: Metric, value: SupportsFloat, count: int = 1) -> Row:
 def held_out_loss(model: PreTrainedModel, rows: Dataset) -> tuple[float, int]:
     """Mean next-token loss in nats over a map-style dataset of rows, and the number of predicted tokens.
 
-    Every token counts once, however rows are batched; labels of -100 and those inside the prefix of a prefix LM do not.
+    Every token counts once, however rows are batched; those inside the prefix of a prefix LM do not.
     """
     total, count = 0.0, 0
     prefix = getattr(model.config, "prefix_length", 0)
     per_forward = max(1, TOKENS_PER_FORWARD // len(rows[0]["input_ids"]))
     for start in range(0, len(rows), per_forward):  # type: ignore[arg-type]
         batch = stack([rows[index] for index in range(start, min(start + per_forward, len(rows)))])  # type: ignore[arg-type]
-        labels: Tensor = batch.pop("labels").to(model.device)
-        if prefix:
-            inside = batch["position_ids"] if "position_ids" in batch else torch.arange(labels.shape[1])[None]
-            labels.masked_fill_((inside < prefix).to(labels.device), IGNORED)
-        logits = model(**{name: tensor.to(model.device) for name, tensor in batch.items()}, use_cache=False).logits
+        labels: Tensor = batch["labels"].to(model.device)
+        labels[:, :prefix] = IGNORED
+        logits = model(input_ids=batch["input_ids"].to(model.device), use_cache=False).logits
         targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         total += cross_entropies(logits, targets).sum().item()
         count += int((targets != IGNORED).sum())

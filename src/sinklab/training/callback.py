@@ -29,7 +29,7 @@ from sinklab.results.metric import LOSS, PERCENTAGE, Metric, Row, SingleRow, dec
 from sinklab.results.table import unpacked
 from sinklab.sinks import SinkFinder, Sinks
 from sinklab.training.record import RunTable
-from sinklab.training.rows import TextRows, token_losses, windowed_losses
+from sinklab.training.rows import token_losses, windowed_losses
 
 HEADLINE: dict[str, tuple[str, str, Literal["value", "key_position"]]] = {
     "sink_rate": ("gu2024", "at position 0", "value"),
@@ -121,9 +121,7 @@ class SinkCallback(TrainerCallback):
     :data:`~sinklab.training.callback.HEADLINE`, which TensorBoard, trackio and wandb show as ``train/sink_rate`` and so on.
 
     Args:
-        rows: int64 ``(rows, seq_len)``: the fixed probe batch, the beginning-of-sequence token included if it should be. For a
-            training in which packed documents do not see each other, :class:`~sinklab.training.rows.TextRows` with the
-            ``position_ids`` that it gives the model; positions and losses are then those in documents.
+        rows: int64 ``(rows, seq_len)``: the fixed probe batch, the beginning-of-sequence token included if it should be.
         every: steps between measurements.
         threshold: epsilon of the sink rate (Gu et al. 2024, arXiv 2410.10781).
         window: tokens that a query sees in the read-out; fewer than ``seq_len - 1``.
@@ -145,7 +143,7 @@ class SinkCallback(TrainerCallback):
 
     def __init__(
         self,
-        rows: Tensor | TextRows,
+        rows: Tensor,
         every: int = 100,
         threshold: float = 0.3,
         window: int = 32,
@@ -153,17 +151,14 @@ class SinkCallback(TrainerCallback):
         columns: Mapping[str, object] | None = None,
         trainer: Trainer | None = None,
     ) -> None:
-        rows = TextRows.of(rows)
-        if rows.ids.ndim != 2 or rows.ids.dtype != torch.int64 or not len(rows.ids):
-            raise ConfigurationError(f"rows must be int64 (rows, seq_len), got {rows.ids.dtype} {tuple(rows.ids.shape)}")
+        if rows.ndim != 2 or rows.dtype != torch.int64 or not len(rows):
+            raise ConfigurationError(f"rows must be int64 (rows, seq_len), got {rows.dtype} {tuple(rows.shape)}")
         require_whole("every", every, 1, ": steps between measurements")
         require_whole("window", window, 1)
-        positions = rows.position_ids
-        longest = rows.ids.shape[1] if positions is None else int(positions[:READOUT_ROWS].max()) + 1
-        if longest < window + 2:
+        if rows.shape[1] < window + 2:
             raise ConfigurationError(
-                f"window {window} leaves no token beyond it: the longest text in the first {READOUT_ROWS} probe rows has "
-                f"{longest} tokens; lower the window (watch.window)"
+                f"window {window} leaves no token beyond it in probe rows of {rows.shape[1]} tokens; lower the window "
+                "(watch.window)"
             )
         SinkRate(threshold=threshold)  # refuses a threshold outside [0, 1)
         self.rows, self.every, self.threshold, self.window, self.trainer = rows, every, threshold, window, trainer
@@ -276,12 +271,12 @@ def measuring(model: nn.Module) -> Iterator[tuple[PreTrainedModel, Clock]]:
 
 
 def measure_sinks(
-    model: PreTrainedModel, rows: Tensor | TextRows, *, threshold: float = 0.3, window: int = 32, expected: Sinks | None = None
+    model: PreTrainedModel, rows: Tensor, *, threshold: float = 0.3, window: int = 32, expected: Sinks | None = None
 ) -> SinkMeasurement:
     """Find the sinks, and run the probes and the read-out over the rows once; the model should be in evaluation mode.
 
     Args:
-        rows: int64 ``(rows, seq_len)``, or with the documents in them.
+        rows: int64 ``(rows, seq_len)``.
         expected: where the sinks were last time; position 0 by default. Found elsewhere, they cost the rows one more pass.
 
     Raises:
@@ -293,19 +288,19 @@ def measure_sinks(
         raise UnsupportedModelError(
             f"SinkCallback watches causal language models by their next-token losses, and {type(model).__name__} has none"
         )
-    rows = TextRows.of(rows).to(model.device)
-    length = rows.ids.shape[1]
+    rows = rows.to(model.device)
+    length = rows.shape[1]
     size = max(1, TOKENS_PER_FORWARD // length)
     finder, entropy = SinkFinder(threshold), Entropy().about(expected or Sinks())
     probes = (SinkRate(threshold=threshold), entropy, HiddenNorm(), MassiveActivation())
     with attend(model, [*probes, finder]) as session:
-        losses = torch.cat([part.scored(token_losses(model, part)) for part in rows.split(size)])
+        losses = torch.cat([token_losses(model, part) for part in rows.split(size)])
     sinks, expected_position = finder.sinks(), entropy.sink_position
     if entropy.about(sinks).sink_position != expected_position:
         probes = (probes[0], entropy := Entropy().about(sinks), *probes[2:])
         with attend(model, [entropy], verify=False):
             for part in rows.split(size):
-                model(**lean_arguments(model, part.inputs))
+                model(**lean_arguments(model, {"input_ids": part}))
     measured: list[SingleRow] = [{**row, "probe": probe.name} for probe in probes for row in unpacked(probe.rows())]
     rates = finder.rates()
     strongest = _strongest(rates, (length - window) // 2)
@@ -321,7 +316,7 @@ def measure_sinks(
         {"metric": metric, "value": values.mean().item(), "count": values.numel()} for metric, values in by_token.items()
     ]
     of_readout += [
-        {"metric": SINK_POSITION_RATE, "value": rates[position], "count": rows.documents, "key_position": position}
+        {"metric": SINK_POSITION_RATE, "value": rates[position], "count": len(rows), "key_position": position}
         for position in strongest
     ]
     readout: list[SingleRow] = [{**row, "probe": "sink_readout"} for row in unpacked(of_readout)]
@@ -338,7 +333,7 @@ def measure_sinks(
 
 
 def _measured(
-    model: PreTrainedModel, rows: TextRows, threshold: float, window: int, expected: Sinks | None = None
+    model: PreTrainedModel, rows: Tensor, threshold: float, window: int, expected: Sinks | None = None
 ) -> SinkMeasurement:
     """The measurement; of a model that computes no numbers, which measuring refuses, the fact."""
     try:

@@ -7,9 +7,9 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, model_validator
@@ -44,11 +44,6 @@ class DataConfig(Section):
         "rows", description="beginning-of-sequence token in front of every row, of every document, or nowhere"
     )
     eos: bool = Field(True, description="end-of-sequence token after every document")
-    packing: Literal["stream", "isolated"] = Field(
-        "stream",
-        description="rows are cut from the stream of documents; tokens see the documents before theirs in the row, or "
-        "(isolated) only their own",
-    )
     unique_fraction: float = Field(
         1.0, gt=0, le=1, description="share of the rows that is kept and repeated; fewer unique data, same number of steps"
     )
@@ -76,19 +71,17 @@ class DataConfig(Section):
 class OptimizerConfig(Section):
     """Optimiser of the run; the numbers mean what they mean in ``torch.optim``."""
 
-    name: Literal["adamw", "adam", "rmsprop", "adafactor", "sgd", "muon"] = Field(
+    name: Literal["adamw", "adam", "sgd"] = Field(
         "adamw",
-        description="adamw (fused), adam (decay through the gradient), rmsprop, adafactor, sgd, or muon (matrices inside "
-        "the blocks; AdamW for the rest)",
+        description="adamw (fused), adam (decay through the gradient), or sgd",
     )
     learning_rate: float = Field(5e-3, gt=0, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), description="decay rates of Adam's moments"
     )
     eps: float = Field(1e-8, gt=0, description="added to the root of Adam's second moment")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd, rmsprop and muon")
-    muon_learning_rate: float = Field(0.02, gt=0, description="learning rate of the matrices under muon")
-    weight_decay: float = Field(0.1, ge=0, description="decoupled, except for adam, rmsprop and sgd")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled, except for adam and sgd")
     decay: Literal["all", "matrices"] = Field(
         "all",
         description="decay every parameter (Gu et al.'s release), or only the matrices of linear maps and of the token "
@@ -161,8 +154,15 @@ class WatchConfig(Section):
     samples: int = Field(32, ge=1, description="rows of the fixed probe batch; rows of held-out text")
     seq_len: int = Field(64, ge=2, description="tokens of a probe row (Gu et al.: 64)")
     threshold: float = Field(0.3, ge=0, lt=1, description="epsilon of the sink rate")
-    bos: bool | None = Field(None, description="beginning-of-sequence token in front of probe rows; as in training by default")
     window: int = Field(32, ge=1, description="window of the loss with and without the sink beyond it")
+
+
+RETIRED: Mapping[str, Mapping[str, object]] = {
+    "data": {"packing": "stream"},
+    "optimizer": {"muon_learning_rate": 0.02},
+    "watch": {"bos": None},
+}
+"""Fields of former versions and what they were by default, which is what now always is."""
 
 
 class PretrainingConfig(Section):
@@ -175,6 +175,17 @@ class PretrainingConfig(Section):
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     watch: WatchConfig = Field(default_factory=WatchConfig)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_retired(cls, fields: Any) -> Any:
+        """Of a configuration that an earlier version has written, without what it has at the value that stayed."""
+        for part, retired in RETIRED.items():
+            given = fields.get(part)
+            if isinstance(given, Mapping):
+                kept = {name: value for name, value in given.items() if name not in retired or value != retired[name]}
+                fields = {**fields, part: kept}
+        return fields
 
     @model_validator(mode="after")
     def _check(self) -> PretrainingConfig:

@@ -18,7 +18,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.blocks import counted
 from sinklab.results.run import Progress, silent
 from sinklab.training.config import DataConfig, PretrainingConfig
-from sinklab.training.rows import RandomPositions, RowDataset, TextRows, kept_rows
+from sinklab.training.rows import RandomPositions, RowDataset, kept_rows
 from sinklab.training.tokenizer import (
     TokenStream,
     cached_folder,
@@ -51,7 +51,7 @@ class PreparedData:
         train: the training rows.
         held_out: int64 ``(rows, context)``: rows of text that training never sees, evenly spaced over it, with the same
             beginning-of-sequence, end-of-sequence and fixed tokens and never with random ones. They do not depend on the seed.
-        held_out_dataset: the same rows with what :class:`RowDataset` gives besides ids: labels, and position ids when isolated.
+        held_out_dataset: the same rows as a dataset.
         tokenizer: given or trained.
         identity: ``source``, ``revision``, ``licence``; ``documents``, ``characters``, ``tokens``, ``dtype`` and ``sha256`` of
             the training stream; ``rows`` and ``tokens_per_row`` cut from it, ``unique_rows`` and ``unique_tokens`` kept;
@@ -64,62 +64,19 @@ class PreparedData:
     tokenizer: PreTrainedTokenizerBase
     identity: dict[str, Any]
 
-    def probe_text(self, samples: int, seq_len: int, bos: bool | None = None, *, front: int = 0) -> TextRows:
-        """The first ``seq_len`` tokens of the first ``samples`` held-out rows, in the documents that training keeps apart.
-
-        Args:
-            bos: with the beginning-of-sequence token in front, without it (the text begins a token earlier), or as in
-                training.
-            front: learned tokens that the model puts in front of every row. Documents of a row share them, so that none but
-                the first one is like a row of its own: of isolated documents only rows are given that lie inside one.
+    def probe_rows(self, samples: int, seq_len: int) -> Tensor:
+        """The first ``seq_len`` tokens of the first ``samples`` held-out rows, int64 ``(samples, seq_len)``.
 
         Raises:
-            ConfigurationError: rows longer than those of training, or a token in front that does not exist or would be
-                overwritten by the fixed one.
-            InputError: fewer rows than asked for, or none that lies inside one document.
+            ConfigurationError: rows longer than those of training.
+            InputError: fewer rows than asked for.
         """
-        rows = self.held_out_dataset
-        if front and rows.isolated:
-            return self._inside_documents(samples, seq_len, bos)
-        if seq_len > rows.context:
-            raise ConfigurationError(f"probe rows of {seq_len:,} tokens are longer than those of training, {rows.context:,}")
-        if samples > len(rows):
-            raise InputError(
-                f"{samples} probe rows of {len(rows)} held-out rows; lower watch.samples or raise data.held_out_rows"
-            )
-        return self._as_trained(samples, seq_len) if bos is None else self._with_bos(samples, seq_len, bos)
-
-    def _inside_documents(self, samples: int, seq_len: int, bos: bool | None) -> TextRows:
-        """The first rows that lie inside one document."""
-        every = self.probe_text(len(self.held_out_dataset), seq_len, bos)
-        assert every.position_ids is not None
-        inside = (torch.diff(every.position_ids, dim=1) == 1).all(dim=1)
-        if not inside.any():
-            raise InputError(
-                f"no held-out row of {seq_len:,} tokens lies inside one document, and documents that do not see each other "
-                "cannot be told apart behind learned tokens in front; lower watch.seq_len, or set data.packing=stream"
-            )
-        return TextRows(every.ids[inside][:samples])
-
-    def _as_trained(self, samples: int, seq_len: int) -> TextRows:
-        """Rows that begin as those of training."""
-        rows = self.held_out_dataset
-        ids = self.held_out[:samples, :seq_len].clone()
-        if not rows.isolated:
-            return TextRows(ids)
-        positions = torch.stack([rows[index]["position_ids"] for index in range(samples)])
-        return TextRows(ids, positions[:, :seq_len].clone())
-
-    def _with_bos(self, samples: int, seq_len: int, bos: bool) -> TextRows:
-        """Rows with the beginning-of-sequence token in front, or without it."""
-        rows, token = self.held_out_dataset, self.tokenizer.bos_token_id
-        if bos and token is None:
-            raise ConfigurationError("this tokenizer has no beginning-of-sequence token; set watch.bos to false or null")
-        if bos and rows.fixed is not None and rows.fixed[0] == 0:
-            raise ConfigurationError("watch.bos puts a token at position 0, where data.fixed_position has put another")
-        leading = [rows.leading(index, seq_len, token if bos else None, token) for index in range(samples)]
-        positions = [row.position_ids for row in leading if row.position_ids is not None]
-        return TextRows(torch.cat([row.ids for row in leading]), torch.cat(positions) if positions else None)
+        rows, context = self.held_out.shape
+        if seq_len > context:
+            raise ConfigurationError(f"probe rows of {seq_len:,} tokens are longer than those of training, {context:,}")
+        if samples > rows:
+            raise InputError(f"{samples} probe rows of {rows} held-out rows; lower watch.samples or raise data.held_out_rows")
+        return self.held_out[:samples, :seq_len].clone()
 
 
 def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = silent) -> PreparedData:
@@ -186,8 +143,6 @@ def prepare_data(config: PretrainingConfig, cache: Path, progress: Progress = si
     form: dict[str, Any] = {
         "context": context,
         "bos": row_bos,
-        "isolated": data.packing == "isolated",
-        "prefix": config.model.prefix,
         "fixed": None if data.fixed_position is None else (data.fixed_position, data.fixed_token),
     }
     random = None
@@ -273,7 +228,7 @@ def _held_out_rows(text: TokenStream, content: int, config: PretrainingConfig) -
     """Numbers of the rows to evaluate on, evenly spaced."""
     data, context = config.data, config.model.max_position_embeddings
     tokens = text.identity["tokens"]
-    # A probe row without the BOS of its row reaches a token or two further than the row does.
+    # A token or two are left at the end: which rows are evaluated does not change between versions.
     available = max(0, tokens - (context + 1 - content)) // content
     if available < data.held_out_rows:
         raise InputError(

@@ -114,10 +114,6 @@ def training_arguments(config: PretrainingConfig, out: Path) -> TrainingArgument
             f"{training.micro_batch_size or 'one row or more'}"
         )
     sharded = training.parallel == "fsdp" and world > 1
-    if sharded and config.optimizer.name == "adafactor":
-        raise ConfigurationError(
-            "torch's Adafactor cannot update sharded weights; use another optimizer, or training.parallel=ddp"
-        )
     arguments = TrainingArguments(
         output_dir=str(out / "checkpoints"),
         max_steps=training.steps,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import io
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.markup import escape
 from sinklab.errors import InputError
 from sinklab.results.blocks import counted
 from sinklab.results.run import Result
-from sinklab.results.table import COLUMNS, append, make_table, read_run, read_table, write_json, write_table
+from sinklab.results.table import append, make_table, read_run, read_table, write_json, write_table
 
 Status = Literal["finished", "diverged", "stopped"]
 
@@ -110,8 +109,7 @@ def library_versions() -> dict[str, str]:
 
 
 LOOSE_ROWS = 4096
-"""Rows that are held as they came, some 220 bytes each. So many together are packed as compressed parquet, in which a row is a
-few bytes: a measurement gives some hundred rows, and a training has thousands of measurements."""
+"""Rows that are held as they came; so many together become a table."""
 
 WRITING_SHARE = 0.01
 """Largest share of the wall time that may go into writing a table that nobody waits for."""
@@ -132,7 +130,7 @@ class RunTable:
     def __init__(self, path: Path | None, columns: Mapping[str, object], *, writes: bool = True) -> None:
         self.path, self.columns, self.writes = path, dict(columns), writes
         self.resumed = False
-        self._packed: list[bytes] = []
+        self._tables: list[pd.DataFrame] = []
         self._loose: list[dict[str, object]] = []
         self._started = time.monotonic()
         self._writing = 0.0
@@ -141,19 +139,19 @@ class RunTable:
         """Add rows of a probe; ``columns`` are the same in all of them and go before those of the run and of the rows."""
         self._loose += [{**row, **self.columns, **columns} for row in rows]
         if len(self._loose) >= LOOSE_ROWS:
-            self._packed.append(_packed(make_table(self._loose)))
+            self._tables.append(make_table(self._loose))
             self._loose = []
 
     def resume(self, step: int) -> None:
         """Take over the rows that an earlier process wrote, up to ``step``; what came later will be measured again."""
         assert self.path is not None  # a table in memory has no earlier process
         earlier = read_table(self.path)
-        self._packed, self._loose = [_packed(earlier[earlier["step"] <= step])], []
+        self._tables, self._loose = [earlier[earlier["step"] <= step]], []
         self.resumed = True
 
     def table(self) -> pd.DataFrame:
         """All rows so far."""
-        return append([*map(_unpacked, self._packed), make_table(self._loose)])
+        return append([*self._tables, make_table(self._loose)])
 
     def write(self, *, now: bool = True) -> None:
         """Write the file.
@@ -166,13 +164,3 @@ class RunTable:
             return
         write_table(self.table(), self.path)
         self._writing += time.monotonic() - started
-
-
-def _packed(table: pd.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, index=False, compression="zstd")
-    return buffer.getvalue()
-
-
-def _unpacked(packed: bytes) -> pd.DataFrame:
-    return pd.read_parquet(io.BytesIO(packed)).astype({name: dtype for name, (dtype, _) in COLUMNS.items()})

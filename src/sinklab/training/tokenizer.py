@@ -10,10 +10,9 @@ import json
 import math
 import shutil
 import tempfile
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -30,7 +29,7 @@ TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model")
 """Without any of these transformers makes an empty tokenizer for some architectures, which reads every text as nothing."""
 
 CHUNK = 1 << 21
-"""Characters encoded together: about 700,000 tokens and 300 MB. A longer document is cut here, after a line end."""
+"""Characters of the documents that are encoded together: about 700,000 tokens and 300 MB."""
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -114,29 +113,19 @@ def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(description.encode()).hexdigest()
 
 
-class Piece(NamedTuple):
-    """Token ids, int64 ``(tokens,)`` and none special, of a document or of the ``first`` or ``last`` part of a long one."""
-
-    ids: np.ndarray
-    characters: int
-    first: bool
-    last: bool
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str]) -> Iterator[Piece]:
-    """Token ids of documents, in order; only a chunk of some two million characters is in memory at a time.
+def encode(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str]) -> Iterator[tuple[np.ndarray, int]]:
+    """Token ids of each document, int64 ``(tokens,)``, and its characters, in order; some documents at a time are in memory.
 
     Special tokens that are spelled out in a text are encoded as the characters that they are. Blank documents are left out.
     """
     private = _private(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerFast) else None
-    for batch in _batches(documents):
-        texts = [text for text, _, _ in batch]
+    for texts in _batches(documents):
         if private is not None:
             rows = [encoding.ids for encoding in private.encode_batch_fast(texts, add_special_tokens=False)]
         else:
             rows = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-        for ids, (text, first, last) in zip(rows, batch, strict=True):
-            yield Piece(np.array(ids, dtype=np.int64), len(text), first, last)
+        for ids, text in zip(rows, texts, strict=True):
+            yield np.array(ids, dtype=np.int64), len(text)
 
 
 def _private(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
@@ -148,36 +137,19 @@ def _private(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     return private
 
 
-def _batches(documents: Iterable[str]) -> Iterator[list[tuple[str, bool, bool]]]:
-    """Documents as (text, begins, ends), grouped to about ``CHUNK`` characters."""
-    batch: list[tuple[str, bool, bool]] = []
+def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Documents that are not blank, grouped to about :data:`CHUNK` characters."""
+    batch: list[str] = []
     size = 0
     for document in documents:
-        if not document.strip():
-            continue
-        start = 0
-        while start < len(document):
-            stop = _cut(document, start)
-            batch.append((document[start:stop], start == 0, stop == len(document)))
-            size += stop - start
-            start = stop
-            if size >= CHUNK:
-                yield batch
-                batch, size = [], 0
+        if document.strip():
+            batch.append(document)
+            size += len(document)
+        if size >= CHUNK:
+            yield batch
+            batch, size = [], 0
     if batch:
         yield batch
-
-
-def _cut(document: str, start: int) -> int:
-    """Where the part that begins at ``start`` ends: after the last line end or space within ``CHUNK`` characters."""
-    stop = start + CHUNK
-    if stop >= len(document):
-        return len(document)
-    for mark in ("\n", " "):
-        cut = document.rfind(mark, start, stop)
-        if cut >= 0:
-            return cut + 1
-    return stop
 
 
 class StreamIdentity(TypedDict):
@@ -215,10 +187,6 @@ class TokenStream:
     def tokens(self) -> np.ndarray:
         """All token ids, ``(tokens,)``, uint16 or uint32, mapped from disk."""
         return np.memmap(self.folder / "tokens.bin", dtype=self.identity["dtype"], mode="r")
-
-    def starts(self) -> np.ndarray:
-        """Positions at which documents begin, ascending, int64 ``(documents,)``, mapped from disk."""
-        return np.load(self.folder / "starts.npy", mmap_mode="r")
 
 
 def hash_key(settings: object) -> str:
@@ -264,7 +232,7 @@ def storing(cache: Path) -> contextlib.AbstractContextManager[None]:
 
 def write_stream(
     folder: Path,
-    pieces: Iterable[Piece],
+    documents: Iterable[tuple[np.ndarray, int]],
     *,
     bos: int | None,
     eos: int | None,
@@ -272,36 +240,32 @@ def write_stream(
     limit: int | None,
     progress: Callable[[int], None],
 ) -> None:
-    """Write documents end to end, with ids before and after each: ``tokens.bin`` (little-endian), ``starts.npy``,
+    """Write documents of :func:`encode` end to end, with ids before and after each: ``tokens.bin`` (little-endian) and
     ``identity.json``.
 
     Ids have uint16 up to a vocabulary of 65,536, uint32 above. At the ``limit`` of tokens, in the middle of a document if need
     be, no more documents are read; ``progress`` is called with the tokens so far.
     """
     dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-    starts = array("q")
+    front, back = ([] if token is None else [token] for token in (bos, eos))
     digest = hashlib.sha256()
-    tokens = characters = 0
+    count = tokens = characters = 0
     with storing(folder.parent):
         file = (folder / "tokens.bin").open("wb")
     try:
-        for piece in pieces:
-            if len(piece.ids) and piece.ids.max() >= vocab_size:
-                raise InputError(f"the tokenizer gave the id {piece.ids.max()}, beyond its vocabulary of {vocab_size} ids")
-            if piece.first:
-                starts.append(tokens)
-            front, back = [bos] if bos is not None and piece.first else [], [eos] if eos is not None and piece.last else []
-            parts = (front, piece.ids, back)
-            ids = np.concatenate([np.asarray(part, dtype=dtype) for part in parts])
+        for text, length in documents:
+            if len(text) and text.max() >= vocab_size:
+                raise InputError(f"the tokenizer gave the id {text.max()}, beyond its vocabulary of {vocab_size} ids")
+            ids = np.concatenate([np.asarray(part, dtype=dtype) for part in (front, text, back)])
             ids = ids if limit is None else ids[: limit - tokens]
             data = ids.tobytes()
             with storing(folder.parent):
                 file.write(data)
             digest.update(data)
-            tokens += len(ids)
+            count, tokens = count + 1, tokens + len(ids)
             # Where a token ends in the text is not known here, so a text that was cut counts by its share of tokens.
-            kept = min(len(piece.ids), max(0, len(ids) - len(parts[0])))
-            characters += round(piece.characters * kept / len(piece.ids)) if len(piece.ids) else 0
+            kept = min(len(text), max(0, len(ids) - len(front)))
+            characters += round(length * kept / len(text)) if len(text) else 0
             progress(tokens)
             if tokens == limit:
                 break
@@ -310,8 +274,7 @@ def write_stream(
             file.close()
     if not tokens:
         raise InputError("the corpus is empty: none of its documents holds a token")
-    counts = {"documents": len(starts), "characters": characters, "tokens": tokens}
+    counts = {"documents": count, "characters": characters, "tokens": tokens}
     identity = {**counts, "dtype": dtype.str, "sha256": digest.hexdigest()}
     with storing(folder.parent):
-        np.save(folder / "starts.npy", np.frombuffer(starts, dtype=np.int64))
         (folder / "identity.json").write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")

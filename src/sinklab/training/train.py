@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
@@ -24,7 +25,7 @@ from sinklab.results.folder import FolderLock, check_free, clear, set_aside
 from sinklab.results.metric import definitions
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import read_run
-from sinklab.sinks.short_rows import few_queries_warning, short_documents_warning
+from sinklab.sinks.short_rows import few_queries_warning
 from sinklab.training import checkpoints
 from sinklab.training.bookkeeping import METRICS, Bookkeeper, Display, display, save_model, stoppable
 from sinklab.training.callback import PROBES, READOUT, SinkCallback
@@ -53,7 +54,6 @@ from sinklab.training.record import (
     result_of,
     weights_sha256,
 )
-from sinklab.training.rows import TextRows
 from sinklab.training.tokenizer import beginning_as_rows
 from sinklab.training.trainer import PretrainingTrainer
 
@@ -129,7 +129,7 @@ def require_same_text(earlier: dict[str, Any] | None, data: PreparedData, out: P
 
 def require_same_config(earlier: dict[str, Any], config: PretrainingConfig, folder: Path) -> None:
     """Refuse to go on with a run under a configuration that differs in fields that decide the numbers; all are listed."""
-    then, now = _flat(earlier["config"]), _flat(config.model_dump(mode="json"))
+    then, now = (_flat(of.model_dump(mode="json")) for of in (PretrainingConfig.parse(earlier["config"]), config))
     different = [
         f"{path} was {then.get(path)!r} and is {now.get(path)!r}"
         for path in sorted(then.keys() | now.keys())
@@ -159,7 +159,7 @@ class Prepared:
     arguments: TrainingArguments
     data: PreparedData
     model: SinkLM
-    probe_rows: TextRows
+    probe_rows: Tensor
     checkpoint: Path | None
     table: RunTable
     record: RunRecord
@@ -256,7 +256,7 @@ def _prepare(
         named, trained = config, checkpoint if init_from else source  # whose tokenizer is taken, unless one is named
         if config.data.tokenizer is None and trained is not None and (trained / "tokenizer_config.json").is_file():
             named = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": str(trained)})})
-        data = prepare_data(named, cache, screen.preparing)
+        data = prepare_data(named, cache, screen.progress)
     require_same_text(earlier, data, out)
     if config.training.dtype == "bfloat16" and not has_bfloat16(chosen_device(config)):
         screen.note("this device has no instructions for bfloat16, and steps in it are many times slower than in float32")
@@ -276,9 +276,7 @@ def _prepare(
     table = RunTable(out / "table.parquet", columns, writes=arguments.should_save)
     if checkpoint is not None:
         table.resume(step_of(checkpoint))
-    probe_rows = data.probe_text(
-        config.watch.samples, config.watch.seq_len, config.watch.bos, front=config.model.tokens_in_front
-    )
+    probe_rows = data.probe_rows(config.watch.samples, config.watch.seq_len)
     prepared = Prepared(config, out, arguments, data, model, probe_rows, checkpoint, table, record, screen)
     _take_down(prepared, start)
     return prepared
@@ -317,7 +315,7 @@ def _train(run: Prepared) -> Result:
         threshold=config.watch.threshold,
         window=config.watch.window,
         table=table,
-        columns={"bos": int(bos is not None and bool((run.probe_rows.ids[:, 0] == bos).all()))},
+        columns={"bos": int(bos is not None and bool((run.probe_rows[:, 0] == bos).all()))},
         trainer=trainer,
     )
     trainer.add_callback(sinks)
@@ -339,7 +337,7 @@ def _train(run: Prepared) -> Result:
     divergence = None if bookkeeper.divergence is None else dataclasses.asdict(bookkeeper.divergence)
     weights = weights_sha256(out / "model")
     stopped_by = bookkeeper.stopped_by if status == "stopped" else None
-    warning = _warning(config, run.probe_rows)
+    warning = _warning(config)
     record.update(
         status=status, steps=steps, result=result, divergence=divergence, weights_sha256=weights, stopped_by=stopped_by,
         **({"warning": warning} if warning else {}),
@@ -354,11 +352,10 @@ def _status(config: PretrainingConfig, steps: int, *, diverged: bool) -> Status:
     return "diverged" if diverged else "finished"
 
 
-def _warning(config: PretrainingConfig, probe_rows: TextRows) -> str:
+def _warning(config: PretrainingConfig) -> str:
     """What keeps the sink rates of a run from saying what they seem to; empty where nothing does."""
     watch = config.watch
     few = few_queries_warning(watch.seq_len, config.model.window, watch.threshold)
-    few = few or short_documents_warning(probe_rows.lengths, watch.threshold)
     return " ".join(filter(None, (few, front_warning(config.model.operation["name"], config.model.tokens_in_front))))
 
 
@@ -401,7 +398,7 @@ def _take_down(run: Prepared, start: dict[str, Any] | None) -> None:
         token_sha256={
             "train": data.identity["sha256"],
             "held_out": hash_tokens(data.held_out),
-            "probe_rows": hash_tokens(run.probe_rows.ids),
+            "probe_rows": hash_tokens(run.probe_rows),
         },
         definitions=definitions({"training": METRICS, "sink_readout": READOUT, **{each.name: each.metrics for each in PROBES}}),
         resumed=resumed,

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Sampler
-from transformers import PreTrainedModel, Trainer
+from transformers import Trainer
 
 from sinklab.errors import ConfigurationError
 from sinklab.training import checkpoints
@@ -31,88 +31,26 @@ from sinklab.training.config import OptimizerConfig, PretrainingConfig, Schedule
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The optimiser of the configuration over the trainable parameters of a model."""
     rate, decay = config.learning_rate, config.weight_decay
-    if config.name == "muon":
-        return MuonWithAdamW(model, config)
-    groups = _groups(_trainable(model), _matrices(model), config)
+    groups = _groups(model, config)
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps, weight_decay=decay, fused=True)
     if config.name == "adam":
         return torch.optim.Adam(groups, lr=rate, betas=config.betas, eps=config.eps, weight_decay=decay, fused=True)
-    if config.name == "rmsprop":
-        return torch.optim.RMSprop(groups, lr=rate, eps=config.eps, momentum=config.momentum, weight_decay=decay)
-    if config.name == "adafactor":
-        return torch.optim.Adafactor(groups, lr=rate, weight_decay=decay)
     return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, weight_decay=decay)
 
 
-class MuonWithAdamW(Optimizer):
-    """Muon (Jordan et al. 2024) for the linear maps inside the blocks, fused AdamW for embeddings, norms, head and the rest.
-
-    One optimiser to the outside: one list of parameter groups (each says by ``method`` whose it is), one state, one
-    ``state_dict`` in the usual form. The updates are those of ``torch.optim.Muon`` and ``torch.optim.AdamW``.
-    """
-
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        outer: set[Parameter] = set()
-        if isinstance(model, PreTrainedModel):
-            ends = (model.get_input_embeddings(), model.get_output_embeddings())
-            outer = {end.weight for end in ends if end is not None}
-        inner = {_stored(module) for module in model.modules() if isinstance(module, nn.Linear)} - outer
-        matrices = [parameter for parameter in _trainable(model) if parameter in inner]
-        rest = [parameter for parameter in _trainable(model) if parameter not in inner]
-        if not matrices:
-            raise ConfigurationError(f"optimizer muon: {type(model).__name__} has no linear maps inside its blocks; use adamw")
-        muon = torch.optim.Muon(
-            matrices, lr=config.muon_learning_rate, weight_decay=config.weight_decay, momentum=config.momentum
-        )
-        adamw = torch.optim.AdamW(
-            _groups(rest, _matrices(model), config),
-            lr=config.learning_rate,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-        self._parts: dict[str, Optimizer] = {"muon": muon, "adamw": adamw}
-        groups: list[dict[str, object]] = [
-            {**group, "method": method} for method, part in self._parts.items() for group in part.param_groups
-        ]
-        super().__init__(groups, {})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """One update of all parameters."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for method, part in self._parts.items():
-            # Loading a state dict puts new groups and a new state in place of ours, so they are handed over at every step.
-            part.param_groups = [group for group in self.param_groups if group["method"] == method]
-            part.state = self.state
-            part.step()
-        return loss
-
-
-def _trainable(model: nn.Module) -> list[Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def _groups(parameters: list[Parameter], matrices: set[Parameter], config: OptimizerConfig) -> list[dict[str, object]]:
-    """One group, or one that is decayed and one that is not."""
+def _groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
+    """One group, or one that is decayed (weights of linear maps and of the token embedding) and one that is not."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.decay == "all":
         return [{"params": parameters}]
+    matrices = {_stored(module) for module in model.modules() if isinstance(module, (nn.Linear, nn.Embedding))}
+    front = getattr(model, "front_tokens", None)
+    matrices -= set() if front is None else {_stored(front)}
     decayed = [parameter for parameter in parameters if parameter in matrices]
     spared = [parameter for parameter in parameters if parameter not in matrices]
     groups: list[dict[str, object]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
-
-
-def _matrices(model: nn.Module) -> set[Parameter]:
-    """Weights of linear maps and of the token embedding."""
-    found = {_stored(module) for module in model.modules() if isinstance(module, (nn.Linear, nn.Embedding))}
-    front = getattr(model, "front_tokens", None)
-    return found if front is None else found - {_stored(front)}
 
 
 def _stored(module: nn.Linear | nn.Embedding) -> Parameter:
@@ -193,9 +131,6 @@ class PretrainingTrainer(Trainer):
         self.saving_seconds = 0.0
         self._staged: Path | None = None
         super().__init__(data_collator=stack, **arguments)
-        # A prefix model says no, since its targets are not all labels. Of isolated documents the labels leave the prefix out,
-        # and micro-batches differ in how many targets they have, so that the mean of their means is not that of the batch.
-        self.model_accepts_loss_kwargs |= config.data.packing == "isolated"
 
     optimizer: torch.optim.Optimizer | None  # transformers sets both in its __init__, without saying so
     lr_scheduler: LRScheduler | None

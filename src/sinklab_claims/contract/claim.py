@@ -9,15 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sinklab.errors import ConfigurationError
 from sinklab.recipes.backcopy_tiny import backcopy_tiny
 from sinklab.recipes.emergence import emergence
 from sinklab.recipes.emergence_medium import emergence_medium
-from sinklab.recipes.gu2024_1b import gu2024_1b
-from sinklab.recipes.gu2024_60m import gu2024_60m
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.effect import Effect, Numbers
 
@@ -37,25 +35,19 @@ CONFIGS: Mapping[Scale, Mapping[Base, Callable[[], PretrainingConfig]]] = {
     "tiny": {"bos": backcopy_tiny, "no-bos": lambda: _without_bos(backcopy_tiny())},
     "small": {"bos": emergence, "no-bos": lambda: _without_bos(emergence())},
     "medium": {"bos": emergence_medium, "no-bos": lambda: _without_bos(emergence_medium())},
-    "60m": {"no-bos": gu2024_60m},
-    "1b": {"no-bos": gu2024_1b},
 }
 
 SECONDS_OF_A_TRAINING: Mapping[Scale, float] = {"tiny": 17.0, "small": 560.0, "medium": 29_000.0}
 """Of one core, in round numbers. Nobody trained ``medium`` on one: a token of it takes 26 times as long as one of
-``small`` (one core, float32), and there are twice as many. At the other scales it depends on the accelerator."""
+``small`` (one core, float32), and there are twice as many."""
 
 SECONDS_ON_A_GPU: Mapping[Scale, float] = {"medium": 60.0}
 """Of one data-centre GPU, in round numbers, where a scale is meant for one."""
 
 
 def base_config(scale: Scale, base: Base | None = None) -> PretrainingConfig:
-    """The configuration in which a variant changes something, anew.
-
-    Args:
-        base: one that the scale has; by default its first.
-    """
-    config = CONFIGS[scale][base or bases_at(scale)[0]]()
+    """The configuration in which a variant changes something, anew; by default with BOS."""
+    config = CONFIGS[scale][base or "bos"]()
     return config.model_copy(update={"training": config.training.model_copy(update={"snapshots": ()})})
 
 
@@ -71,8 +63,8 @@ def base_called(name: str) -> PretrainingConfig:
     return known[name]
 
 
-Scale = Literal["tiny", "small", "medium", "60m", "1b"]
-SCALES: tuple[Scale, ...] = ("tiny", "small", "medium", "60m", "1b")
+Scale = Literal["tiny", "small", "medium"]
+SCALES: tuple[Scale, ...] = ("tiny", "small", "medium")
 
 CHECKPOINT = "checkpoint"
 """In the place of a scale: nothing is trained, and claims are measured on models as they are."""
@@ -81,9 +73,7 @@ RECORDED = (*SCALES, CHECKPOINT)
 """What a record may have for its scale."""
 
 Base = Literal["bos", "no-bos"]
-BASES: Mapping[Scale, tuple[Base, ...]] = {
-    scale: ("no-bos",) if scale in ("60m", "1b") else ("bos", "no-bos") for scale in SCALES
-}
+BASES: tuple[Base, ...] = ("bos", "no-bos")
 """What the rows of a scale's models begin with: BOS, which is a place to rest in every row, or nothing of the kind.
 
 With BOS, a bias that could take the sink is not needed; so what a paper found without BOS is tested without.
@@ -93,11 +83,6 @@ ROWS: Mapping[str, str] = {"bos": "with BOS", "no-bos": "no BOS"}
 """Bases in words."""
 
 
-def bases_at(scale: Scale, bases: Sequence[Base] = ()) -> tuple[Base, ...]:
-    """Those of a claim's bases that a scale has, in their order; where it has none of them, the first of the scale."""
-    return tuple(base for base in bases if base in BASES[scale]) or BASES[scale][:1]
-
-
 def folder_name(scale: str, base: str | None, own: str | None) -> str:
     """The folder in which the result of a claim lies: the scale, with the base where that is not the claim's own."""
     return scale if base == own else f"{scale}-{base}"
@@ -105,14 +90,13 @@ def folder_name(scale: str, base: str | None, own: str | None) -> str:
 
 def folder_names(scale: str) -> tuple[str, ...]:
     """Every folder in which results of a scale, or of :data:`CHECKPOINT`, may lie."""
-    there = next((bases for known, bases in BASES.items() if known == scale), ())
-    return (scale, *(folder_name(scale, base, None) for base in there if len(there) > 1))
+    return (scale,) if scale == CHECKPOINT else (scale, *(f"{scale}-{base}" for base in BASES))
 
 
 Cost = Literal["seconds", "minutes", "hours", "gpu"]
 COSTS: tuple[Cost, ...] = ("seconds", "minutes", "hours", "gpu")
 
-TRAINED_COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "hours", "medium": "gpu", "60m": "gpu", "1b": "gpu"}
+TRAINED_COSTS: Mapping[Scale, Cost] = {"tiny": "minutes", "small": "hours", "medium": "gpu"}
 """Cost of a claim about pre-training, at every scale."""
 
 
@@ -257,10 +241,6 @@ class Claim:
         costs: scale to cost class. At scales that are not named the claim cannot be run; by default those of pre-training.
         bases: on which bases it is run, where a scale has several: first the one that is as in the source, which gives the
             verdict, then others to compare with.
-        one_model: scale to the name of the model that is measured there, where a seed draws texts for it and trains nothing: a
-            verdict is then about this model, and says so.
-        natural_text: of one that measures by itself, whether the models have read text that people wrote; else they have read
-            a synthetic language or a task of a theory. Of what is trained the scale decides.
         evidence: scale to a remark about the result there that other numbers support; never a guess.
         checkpoint: how it is measured on a model as it is; ``None`` where it takes training.
 
@@ -279,28 +259,26 @@ class Claim:
     measure: Measure | None = None
     costs: Mapping[Scale, Cost] = dataclasses.field(default_factory=lambda: dict(TRAINED_COSTS))
     bases: tuple[Base, ...] = ("bos",)
-    one_model: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
-    natural_text: bool = False
     evidence: Mapping[Scale, str] = dataclasses.field(default_factory=dict)
     checkpoint: OnCheckpoint | None = None
 
     def __post_init__(self) -> None:
-        labels, known = [variant.label for variant in self.variants], BASES["tiny"]
+        labels, known = [variant.label for variant in self.variants], BASES
         after = [variant.after for variant in self.variants if variant.after not in (None, *labels)]
         bases = ", ".join(self.bases) or "none"
         bases_known = bool(self.bases) and len(set(self.bases)) == len(self.bases) and set(self.bases) <= set(known)
         problems = {
             "has no parts; a claim says something about a number": not self.parts,
             f"reference {self.reference!r} names no 'arXiv NNNN.NNNNN'": not re.search(r"arXiv \d{4}\.\d{5}", self.reference),
-            "has neither variants nor measure, so nothing can be run": not self.variants and self.measure is None,
+            "has no variants, no measure and no checkpoint, so nothing can be run": not self.variants
+            and self.measure is None
+            and self.checkpoint is None,
             f"two variants have one label: {', '.join(labels)}": len(set(labels)) < len(labels),
             f"a variant starts after {after}, which is no variant of it": bool(after),
-            "has no costs, so no scale to run at": not self.costs,
+            "has no costs, so no scale to run at": not self.costs and self.checkpoint is None,
             f"bases are {bases}; expected one or more of {', '.join(known)}, each once": not bases_known,
             "measures by itself, which no base decides, and names several bases": len(self.bases) > 1
             and self.measure is not None,
-            "says `natural_text` and measures nothing by itself; of what is trained the scale says it": self.natural_text
-            and self.measure is None,
         }
         for problem, found in problems.items():
             if found:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sinklab.corpora.base import Corpus
-from sinklab.errors import ConfigurationError, DoesNotApply
+from sinklab.errors import DoesNotApply
 from sinklab.models.loading import LoadedModel, load_model
 from sinklab.models.losses import is_causal_lm
 from sinklab.models.positions import trained_length
@@ -22,7 +22,6 @@ from sinklab.results.table import read_run, read_table
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.data import PreparedData, prepare_data
 from sinklab.training.record import weights_sha256
-from sinklab.training.rows import TextRows
 
 
 class MeasuredModel(abc.ABC):
@@ -67,10 +66,6 @@ class MeasuredModel(abc.ABC):
             seq_len: at most :attr:`context`, which is the default.
         """
 
-    def text(self, samples: int = 100, seq_len: int | None = None) -> TextRows:
-        """The same rows with the documents that the training kept apart in them, as the model has learned to read them."""
-        return TextRows(self.rows(samples, seq_len))
-
     draw = 0
     """Seed of what a read-out draws by itself; the same for all trainings, so that models are read on the same draws."""
 
@@ -114,7 +109,7 @@ class TrainedModel(MeasuredModel):
 
     @functools.cached_property
     def data(self) -> PreparedData:
-        """The text: ``data.held_out`` has the held-out rows, ``data.probe_text`` their beginnings."""
+        """The text: ``data.held_out`` has the held-out rows, ``data.probe_rows`` their beginnings."""
         return prepare_data(self.config, self.cache)
 
     @property
@@ -140,23 +135,9 @@ class TrainedModel(MeasuredModel):
         return None if data.fixed_position is None else (data.fixed_position, data.fixed_token)
 
     def rows(self, samples: int = 100, seq_len: int | None = None) -> Tensor:
-        """Held-out text as in training; there are at most ``config.data.held_out_rows`` rows.
-
-        Raises:
-            ConfigurationError: the training kept documents of a row apart, and ids alone do not say where they begin.
-        """
-        text = self.text(samples, seq_len)
-        if text.documents > len(text):
-            raise ConfigurationError(
-                f"{self.folder.name}: the training kept the documents of held-out rows apart (data.packing=isolated), and ids "
-                "alone would merge them; read text() with its position_ids, or train with data.packing=stream"
-            )
-        return text.ids
-
-    def text(self, samples: int = 100, seq_len: int | None = None) -> TextRows:
+        """Held-out text as in training; there are at most ``config.data.held_out_rows`` rows."""
         length = self.context if seq_len is None else min(seq_len, self.context)
-        wanted = min(samples, self.config.data.held_out_rows)
-        return self.data.probe_text(wanted, length, front=self.front).to(self.loaded.device)
+        return self.data.probe_rows(min(samples, self.config.data.held_out_rows), length).to(self.loaded.device)
 
     @property
     def text_ids(self) -> Tensor:

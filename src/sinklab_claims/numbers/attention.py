@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from sinklab.results.intervals import just_above
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD
-from sinklab.training.rows import TextRows
 from sinklab_claims.contract.trained import MeasuredModel, gives
 
 FIRST_POSITIONS = 4
@@ -29,8 +28,6 @@ FIRST_POSITIONS = 4
 
 SAMPLES, SEQ_LEN, THRESHOLD = 100, 64, 0.3
 """Rows, tokens of a row and epsilon of Gu et al. 2024 (arXiv 2410.10781)."""
-
-Rows = TypeVar("Rows", Tensor, TextRows)
 
 FIRST_ATTENTION = Metric(
     "first_attention",
@@ -108,44 +105,26 @@ class FirstToken(Watcher):
         return float(sum(sums.sum() for _, sums, _ in cells) / sum(counts.sum() for _, _, counts in cells))
 
 
-def sum_by_document(call: AttentionCall, values: Tensor) -> Tensor:
-    """Sum over the queries of each document: of ``(batch, heads or 1, q_len, …)``, ``(documents, heads or 1, …)``.
-
-    Rows that hold one document each are summed in one go.
-    """
-    documents = call.query_documents.to(values.device)
-    last = int(documents.max())
-    if last <= 0:
-        return values.sum(2)
-    sums = []
-    for number in range(last + 1):
-        inside = documents == number
-        here = inside[:, None].reshape(len(inside), 1, -1, *[1] * (values.ndim - 3))
-        sums.append(values.where(here, 0).sum(2)[inside.any(1)])
-    return torch.cat(sums)
-
-
-def look(model: nn.Module, rows: Tensor | TextRows, probes: Sequence[Probe]) -> None:
+def look(model: nn.Module, rows: Tensor, probes: Sequence[Probe]) -> None:
     """Show the attention of the model over the rows to the probes.
 
     Args:
         model: in evaluation mode.
-        rows: int64 ``(rows, seq_len)``, or with the documents in them, on the model's device.
+        rows: int64 ``(rows, seq_len)``, on the model's device.
     """
     with torch.no_grad(), attend(model, probes):
-        for part in batches(TextRows.of(rows)):
-            model(**lean_arguments(model, part.inputs))
+        for part in batches(rows):
+            model(**lean_arguments(model, {"input_ids": part}))
 
 
-def attention_numbers(model: nn.Module, rows: Tensor | TextRows, front: int = 0) -> dict[str, float]:
+def attention_numbers(model: nn.Module, rows: Tensor, front: int = 0) -> dict[str, float]:
     """The numbers of :data:`ATTENTION` of one model on one set of rows.
 
     Args:
         model: in evaluation mode.
-        rows: int64 ``(rows, seq_len)``, or with the documents in them, on the model's device.
+        rows: int64 ``(rows, seq_len)``, on the model's device.
         front: learned tokens that the model puts in front of every row (``Architecture.tokens_in_front``).
     """
-    rows = TextRows.of(rows)
     rates, nothing, first = SinkRate(THRESHOLD), NullMass(), FirstToken(front)
     look(model, rows, (rates, nothing, first))
     whole = [row for probe in (rates, nothing) for row in unpacked(probe.rows()) if "layer" not in row]
@@ -153,7 +132,7 @@ def attention_numbers(model: nn.Module, rows: Tensor | TextRows, front: int = 0)
     of_nothing = {row["metric"]: row["value"] for row in whole if "key_position" not in row}
     numbers = {"sink_rate": profile[0]}
     numbers |= {f"sink_rate_{at}": profile[at] for at in range(1, FIRST_POSITIONS) if at in profile}
-    numbers["sink_rate_max"] = max(profile[at] for at in range(max(1, rows.ids.shape[1] // 2)) if at in profile)
+    numbers["sink_rate_max"] = max(profile[at] for at in range(max(1, rows.shape[1] // 2)) if at in profile)
     numbers["sink_rate_star"] = max([of_nothing.get("gu2024_null", 0.0), *(profile[at] for at in range(-front, 0))])
     return numbers | {FIRST_ATTENTION.name: first.whole()}
 
@@ -163,15 +142,9 @@ def first_rows(model: MeasuredModel) -> Tensor:
     return model.rows(SAMPLES, SEQ_LEN)
 
 
-def first_text(model: MeasuredModel) -> TextRows:
-    """:func:`first_rows` in the documents that the training kept apart."""
-    return model.text(SAMPLES, SEQ_LEN)
-
-
-def batches(rows: Rows) -> Iterator[Rows]:
+def batches(rows: Tensor) -> Iterator[Tensor]:
     """The rows in parts whose logits fit any machine."""
-    length = rows.shape[1] if isinstance(rows, Tensor) else rows.ids.shape[1]
-    yield from rows.split(max(1, TOKENS_PER_FORWARD // length))
+    yield from rows.split(max(1, TOKENS_PER_FORWARD // rows.shape[1]))
 
 
 @read_outs.register("sinks")
@@ -181,7 +154,7 @@ def sinks(trained: MeasuredModel) -> dict[str, float]:
 
     Numbers of :data:`ATTENTION` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
     """
-    return attention_numbers(trained.loaded.model, first_text(trained), trained.front)
+    return attention_numbers(trained.loaded.model, first_rows(trained), trained.front)
 
 
 _WEIGHT = (
@@ -212,7 +185,7 @@ class EffectiveWeight(Watcher):
     def __init__(self, front: int) -> None:
         self.front = front
         self.means: list[Tensor] = []
-        """A tensor ``(rows, num_heads)`` of each call, float64; a row of each document where rows hold several."""
+        """A tensor ``(rows, num_heads)`` of each call, float64."""
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         first = keys_of_document(call, self.front)
@@ -220,7 +193,7 @@ class EffectiveWeight(Watcher):
         sees = scores_of_keys(call, first)[1][..., 0] & call.counted[:, None]
         if call.gain is not None:
             weight = weight * call.gain.double().abs().mean(-1)
-        self.means.append(sum_by_document(call, weight * sees) / sum_by_document(call, sees))
+        self.means.append((weight * sees).sum(2) / sees.sum(2))
 
 
 @read_outs.register("effective")
@@ -231,7 +204,7 @@ def effective(trained: MeasuredModel) -> dict[str, float]:
     Number of :data:`EFFECTIVE` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
     """
     watched = EffectiveWeight(trained.front)
-    look(trained.loaded.model, first_text(trained), (watched,))
+    look(trained.loaded.model, first_rows(trained), (watched,))
     return {"effective_first": torch.cat([part.flatten() for part in watched.means]).mean().item()}
 
 
@@ -263,7 +236,7 @@ class CarriedRate(Watcher):
     def __init__(self, front: int) -> None:
         self.keys = tuple(range(front, front + CARRYING))
         self.hits: list[Tensor] = []
-        """Of each call, ``(rows, heads)``, 0 or 1; a row of each document where rows hold several."""
+        """Of each call, ``(rows, heads)``, 0 or 1."""
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         first = keys_of_document(call, *self.keys)
@@ -272,8 +245,8 @@ class CarriedRate(Watcher):
         shares = row_share(weights, mass[..., None], call.operation)
         if call.gain is not None:
             weights = weights * call.gain.mean(-1, keepdim=True)
-        seen = sum_by_document(call, scores_of_keys(call, first)[1] & call.counted[:, None, :, None])
-        both = torch.minimum(sum_by_document(call, weights), sum_by_document(call, shares)) / seen.clamp_min(1)
+        seen = (scores_of_keys(call, first)[1] & call.counted[:, None, :, None]).sum(2)
+        both = torch.minimum(weights.sum(2), shares.sum(2)) / seen.clamp_min(1)
         self.hits.append((both.amax(-1) > just_above(THRESHOLD)).double().cpu())
 
     def rate(self) -> float:
@@ -289,7 +262,7 @@ def carried(trained: MeasuredModel) -> dict[str, float]:
     Number of :data:`CARRIED` on 100 held-out rows of 64 tokens (fewer where there are not so many), as in training.
     """
     watcher = CarriedRate(trained.front)
-    look(trained.loaded.model, first_text(trained), (watcher,))
+    look(trained.loaded.model, first_rows(trained), (watcher,))
     return {"carried_rate": watcher.rate()}
 
 

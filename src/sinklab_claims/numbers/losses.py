@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import pandas as pd
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.registry import read_outs
 from sinklab.results.metric import PERCENTAGE, Metric
-from sinklab.training.rows import TextRows, token_losses, windowed_losses
+from sinklab.training.rows import token_losses, windowed_losses
 from sinklab.training.trainer import stack
 from sinklab_claims.contract.trained import MeasuredModel, TrainedModel, gives
 from sinklab_claims.numbers.attention import batches
@@ -29,8 +30,7 @@ WINDOW = (
         "window_gap",
         "nats",
         "Mean next-token loss when every query sees the last quarter of the context and nothing else, less the loss of dense "
-        "attention; over the tokens predicted from positions behind the first quarter; of documents that training kept apart, "
-        "from positions in them, and absent where none is that long.",
+        "attention; over the tokens predicted from positions behind the first quarter.",
     ),
     Metric(
         "window_sink_gap",
@@ -54,13 +54,11 @@ def window(trained: MeasuredModel) -> dict[str, float]:
     model, context = trained.loaded.model, trained.context
     size, visible = max(1, context // 4), range(trained.front + SINKS)
     dense, with_sinks, alone = [], [], []
-    for part in batches(trained.text(max(LEAST_ROWS, TOKENS // context))):
-        dense.append(part.scored(token_losses(model, part, after=size), after=size))
+    for part in batches(trained.rows(max(LEAST_ROWS, TOKENS // context))):
+        dense.append(token_losses(model, part, after=size))
         losses = windowed_losses(model, part, size, visible)
         with_sinks.append(losses[0])
         alone.append(losses[1])
-    if not any(part.numel() for part in dense):
-        return {}
     losses_of = [torch.cat(parts).double().mean().item() for parts in (dense, with_sinks, alone)]
     numbers = {"window_gap": losses_of[2] - losses_of[0], "window_sink_gap": losses_of[1] - losses_of[0]}
     return numbers | {"sink_worth": numbers["window_gap"] - numbers["window_sink_gap"]}
@@ -96,23 +94,23 @@ def int8(trained: TrainedModel) -> dict[str, float]:
 def quantization_gap(trained: TrainedModel, *, weight_bits: int, activation_bits: int) -> tuple[float, float]:
     """Held-out loss in nats as it is and on grids of so many bits."""
     model = copy.deepcopy(trained.loaded.model).float()
-    rows = trained.text(max(LEAST_ROWS, TOKENS // trained.context))
+    rows = trained.rows(max(LEAST_ROWS, TOKENS // trained.context))
     coarse = quantized(model, calibration_batches(trained), weight_bits=weight_bits, activation_bits=activation_bits)
     return _loss(model, rows), _loss(coarse, rows)
 
 
-def calibration_batches(trained: TrainedModel) -> Iterator[TextRows]:
+def calibration_batches(trained: TrainedModel) -> Iterator[Tensor]:
     """Training rows spread evenly over the training text, in 16 batches of about 1,024 tokens, on the model's device."""
     text = trained.data.train
     size = max(1, BATCH_TOKENS // text.context)
     for batch in range(CALIBRATION):
         numbers = range(batch * size, (batch + 1) * size)
-        batch_of = stack([text[number * len(text) // (CALIBRATION * size)] for number in numbers])
-        yield TextRows(batch_of["input_ids"], batch_of.get("position_ids")).to(trained.loaded.device)
+        rows = stack([text[number * len(text) // (CALIBRATION * size)] for number in numbers])
+        yield rows["input_ids"].to(trained.loaded.device)
 
 
-def _loss(model: PreTrainedModel, rows: TextRows) -> float:
-    losses = [part.scored(token_losses(model, part)) for part in batches(rows)]
+def _loss(model: PreTrainedModel, rows: Tensor) -> float:
+    losses = [token_losses(model, part) for part in batches(rows)]
     return torch.cat(losses).double().mean().item()
 
 

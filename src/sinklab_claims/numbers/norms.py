@@ -20,7 +20,7 @@ from sinklab.results.intervals import just_above
 from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import unpacked
 from sinklab_claims.contract.trained import MeasuredModel, gives
-from sinklab_claims.numbers.attention import THRESHOLD, FirstToken, first_text, look
+from sinklab_claims.numbers.attention import THRESHOLD, FirstToken, first_rows, look
 
 _OTHERS = "over the mean at all later positions"
 _SINK_HEADS = f"heads whose first_attention exceeds {THRESHOLD}; absent without such heads"
@@ -65,7 +65,7 @@ def norms(trained: MeasuredModel) -> dict[str, float]:
     front = trained.front
     hidden, massive, keys, values, angle = HiddenNorm(), MassiveActivation(), KeyNorm(), ValueNorm(), QueryKeyAngle()
     first = FirstToken(front)
-    look(trained.loaded.model, first_text(trained), (hidden, massive, keys, values, angle, first))
+    look(trained.loaded.model, first_rows(trained), (hidden, massive, keys, values, angle, first))
     numbers = {
         "hidden_ratio": max(_first_to_others(curve, front) for curve in _curves(hidden, "hidden_norm").values()),
         "massive_ratio": max(
@@ -128,5 +128,5 @@ def outliers(trained: MeasuredModel) -> dict[str, float]:
     Learned tokens that the model puts in front count like others.
     """
     probe = Outliers()
-    look(trained.loaded.model, first_text(trained), (probe,))
+    look(trained.loaded.model, first_rows(trained), (probe,))
     return {row["metric"]: row["value"] for row in unpacked(probe.rows()) if "layer" not in row}

@@ -30,7 +30,6 @@ from sinklab.errors import UnsupportedModelError
 from sinklab.models.block import Norm
 from sinklab.models.integer_linear import Grid, RunningGrid, symmetric_grid
 from sinklab.operations._sigma_linear import SigmaLinear
-from sinklab.training.rows import TextRows
 
 MOMENTUM = 0.9
 """Of the running minimum and maximum."""
@@ -38,14 +37,13 @@ MOMENTUM = 0.9
 
 @torch.no_grad()
 def quantized(
-    model: PreTrainedModel, calibration: Iterable[Tensor | TextRows], *, weight_bits: int = 8, activation_bits: int = 8
+    model: PreTrainedModel, calibration: Iterable[Tensor], *, weight_bits: int = 8, activation_bits: int = 8
 ) -> PreTrainedModel:
     """A quantised copy; the model stays as it is.
 
     Args:
         model: float32, in evaluation mode.
-        calibration: batches of rows, int64 ``(rows, seq_len)`` or with the documents in them, on the model's device; at
-            least one.
+        calibration: batches of rows, int64 ``(rows, seq_len)``, on the model's device; at least one.
         weight_bits, activation_bits: from 2 to 16; float32, in which grids are simulated, holds no finer.
 
     Raises:
@@ -54,7 +52,7 @@ def quantized(
     twin = copy.deepcopy(model).eval()
     grids = _lay_grids(twin, weight_bits, activation_bits)
     for rows in calibration:
-        twin(**TextRows.of(rows).inputs, use_cache=False)
+        twin(input_ids=rows, use_cache=False)
     for grid in grids:
         grid.observing = False
     return twin

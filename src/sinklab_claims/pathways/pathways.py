@@ -12,7 +12,7 @@ from sinklab.results.blocks import markdown
 from sinklab.results.folder import default_out
 from sinklab.results.run import Result, Run
 from sinklab.studies.arguments import Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
-from sinklab_claims.contract.claim import BASES, Base, Scale, bases_at, is_natural
+from sinklab_claims.contract.claim import Base, Scale, is_natural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +28,7 @@ def pathways(
     *,
     operations: str | Sequence[Mapping[str, Any]] | None = None,
     seeds: Seeds | None = None,
-    scale: Literal["tiny", "small", "medium", "60m", "1b"] = "tiny",
+    scale: Literal["tiny", "small", "medium"] = "tiny",
     base: Literal["bos", "no-bos"] | None = None,
     rate: float | None = None,
     out: Annotated[Path | None, WrittenTo("sinklab-pathways")] = None,
@@ -54,8 +54,7 @@ def pathways(
         seeds: Seeds of the evaluation, both ends included, or a list; an answer needs three or more. By default 0..7 at the
             tiny scale and 0..2 elsewhere. Rates are chosen on seeds 1000 and 1001 (at the tiny scale) or 1000.
         scale: What is trained; tiny needs one core, some 17 seconds a training.
-        base: Whether rows begin with BOS. By default no-bos where the scale has it, since a BOS in every row is a place to rest
-            whatever the operation.
+        base: Whether rows begin with BOS. By default no-bos, since a BOS in every row is a place to rest whatever the operation.
         rate: One learning rate for all, relative to that of the scale, instead of a search of five for each operation, which
             takes more than twice the trainings. An operation outside a bound may be inside at its own rate.
         out: Directory for table.parquet, summary.json, run.json and the table as pathways.md; each base needs its own.
@@ -80,7 +79,7 @@ def pathways(
         sinklab pathways --scale small --rate 0.5 --out sinklab-pathways-small  (the best rate of softmax there)
         sinklab pathways --base bos --out sinklab-pathways-bos  (where every row begins with BOS)
         sinklab pathways --operations sigmoid:length_bias=true,sink_logit --seeds 0..4 --out build/pathways
-        sinklab pathways --scale 60m --ray auto --store /shared/claims
+        sinklab pathways --scale small --ray auto --store /shared/claims
     """
     from sinklab.registry import operations as registry
     from sinklab.registry import split_specs
@@ -126,11 +125,6 @@ def pathways(
         )
 
 
-def own_base(scale: Scale) -> Base:
-    """What rows begin with by default: no BOS where the scale has that, since BOS is a place to rest whatever the operation."""
-    return bases_at(scale, ("no-bos", "bos"))[0]
-
-
 def design_of(
     operations: Sequence[Mapping[str, object]], seeds: Sequence[int], scale: Scale, base: Base | None, rate: float | None = None
 ) -> Design:
@@ -140,8 +134,6 @@ def design_of(
 
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigurationError(f"pathways: seeds {list(seeds)}; expected one or more, and none twice")
-    if base is not None and base not in BASES[scale]:
-        raise ConfigurationError(f"pathways: scale {scale} has the base {', '.join(BASES[scale])}, and `base` is {base!r}")
     if rate is not None and not (rate > 0 and math.isfinite(rate)):
         raise ConfigurationError(f"`rate` is {rate:g}; expected a learning rate over that of the scale, such as 0.5")
     if both := sorted(set(seeds) & set(SELECTION_SEEDS[scale])):
@@ -149,7 +141,7 @@ def design_of(
             f"pathways: seed {both[0]} is one on which learning rates are chosen; evaluate on others than "
             f"{', '.join(map(str, SELECTION_SEEDS[scale]))}"
         )
-    compared, base = pathways_of(operations), base or own_base(scale)
+    compared, base = pathways_of(operations), base or "no-bos"
     return Design(compared, matched_widths(compared, base_config(scale, base)), scale, base, seeds, rate)
 
 

@@ -75,16 +75,10 @@ def pathways_of(chosen: Sequence[Mapping[str, object]] = DEFAULT) -> list[Pathwa
         pathway = Pathway(_label(fields), dict(fields))
         if pathway.label == REFERENCE:
             continue
-        if (other := next((other for other in pathways if all_settings(other) == all_settings(pathway)), None)) is not None:
-            also = "" if other.label == pathway.label else f", which is {other.label},"
-            raise ConfigurationError(f"the comparison has {pathway.label}{also} twice; name it once")
+        if pathway.label in [other.label for other in pathways]:
+            raise ConfigurationError(f"the comparison has {pathway.label} twice; name it once")
         pathways.append(pathway)
     return pathways
-
-
-def all_settings(pathway: Pathway) -> list[dict[str, object]]:
-    """All settings of the operation, those that were not asked for too; for two contexts, on which published ones rest."""
-    return [operations.make(pathway.operation(context)).to_dict() for context in (64, 128)]
 
 
 def _label(fields: Mapping[str, object]) -> str:
@@ -207,10 +201,9 @@ def foreseen(design: Design) -> str:
     judged = len(design.pathways) * len(design.seeds)
     words = f"{counted(len(design.pathways), 'operation')}, base {design.base}: {counted(first + judged, 'training')}"
     words += f", {first} of them to choose learning rates" if first else ""
-    seconds, on_gpu = SECONDS_OF_A_TRAINING.get(design.scale), SECONDS_ON_A_GPU.get(design.scale)
-    if seconds is not None:
-        words += f"; {duration((first + judged) * seconds + judged * SECONDS_OF_READING)} of one core"
-        words += "" if on_gpu is None else f", or {duration((first + judged) * on_gpu)} of one data-centre GPU"
+    seconds, on_gpu = SECONDS_OF_A_TRAINING[design.scale], SECONDS_ON_A_GPU.get(design.scale)
+    words += f"; {duration((first + judged) * seconds + judged * SECONDS_OF_READING)} of one core"
+    words += "" if on_gpu is None else f", or {duration((first + judged) * on_gpu)} of one data-centre GPU"
     return f"{words}; what is there already is not done again"
 
 

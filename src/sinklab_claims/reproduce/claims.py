@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import ConfigurationError, UnknownNameError
 from sinklab.registry import claims as registered
@@ -17,7 +17,7 @@ from sinklab.registry import read_outs
 from sinklab.results.folder import default_out
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
-from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, Base, Claim, Scale, bases_at
+from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, Base, Claim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ def claims(
     Args:
         names: Names of claims; by default all. A single one is shown in full.
         source: Only those of a paper, such as gu2024.
-        scale: Scale of cost and verdict: tiny, small, medium, 60m, 1b; or checkpoint, for models as they are.
+        scale: Scale of cost and verdict: tiny, small, medium; or checkpoint, for models as they are.
         results: Output directory of 'sinklab reproduce'; by default sinklab-claims if it has results, else those of the
             package.
 
@@ -147,7 +147,7 @@ def _is_own(row: Mapping[str, Any]) -> bool:
     """Whether a result is about the base of the claim's source, whose verdict is that of the claim."""
     if row["base"] is None or row["name"] not in registered:
         return True
-    return bool(row["base"] == bases_at(cast(Scale, row["scale"]), stated(row["name"]).bases)[0])
+    return bool(row["base"] == stated(row["name"]).bases[0])
 
 
 def _row(claim: Stated, result: Mapping[str, Any] | None, other: Mapping[str, Any] | None, scale: str) -> dict[str, Any]:

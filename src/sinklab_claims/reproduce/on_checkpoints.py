@@ -129,7 +129,6 @@ def reproduce_on(
         progress("models and texts", number, len(models))
         subjects.append(opened_subject(name, source, text, list(named_claims.values()), seeds, say, length))
     progress("models and texts", len(models), len(models))
-    _require_different(subjects)
     for name in named_claims:
         _require_same_texts(out / CHECKPOINT / name, subjects)
     tasks = [
@@ -158,17 +157,6 @@ def _named_sources(models: Sequence[str], corpora: Sequence[str], seeds: Sequenc
     if len({name for name, _ in named_sources}) < len(named_sources):
         raise ConfigurationError(f"`models` {', '.join(models)}: one of them is given twice; name directories by NAME=DIR")
     return named_sources
-
-
-def _require_different(subjects: Sequence[Subject]) -> None:
-    """Refuse one model on one text under two names: it would count as two models that agree."""
-    named: dict[tuple[str, ...], str] = {}
-    for subject in subjects:
-        other = named.setdefault((subject.revision, subject.config, subject.text, subject.tokens), subject.name)
-        if other != subject.name:
-            raise ConfigurationError(
-                f"`models` {other} and {subject.name} are one model on one text, which would count as two; give it once"
-            )
 
 
 def _require_same_texts(folder: Path, subjects: Sequence[Subject]) -> None:

@@ -29,7 +29,6 @@ from sinklab_claims.contract.claim import (
     Cost,
     Scale,
     base_config,
-    bases_at,
     folder_name,
 )
 from sinklab_claims.contract.effect import Numbers
@@ -72,7 +71,7 @@ class _Request:
     @property
     def folder(self) -> str:
         """Where its result lies, below the output directory."""
-        return f"{folder_name(self.scale, self.base, bases_at(self.scale, self.claim.bases)[0])}/{self.name}"
+        return f"{folder_name(self.scale, self.base, self.claim.bases[0])}/{self.name}"
 
     @property
     def read_outs(self) -> list[str]:
@@ -125,13 +124,12 @@ def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Bas
     requests = _requests(names, scale, seeds, base)
     trainings = len({cell.name for request in requests for cell in request.cells.values()})
     costs = [request.claim.costs[scale] for request in requests if request.claim.measure is not None and request.runnable]
-    of_one, on_gpu, time = SECONDS_OF_A_TRAINING.get(scale), SECONDS_ON_A_GPU.get(scale), ""
-    if of_one is not None:
-        seconds = trainings * of_one + len(seeds) * sum(SECONDS_OF_A_MEASUREMENT.get(cost, 0.0) for cost in costs)
-        time = f", in all {duration(seconds)} of one core" if seconds >= 60 else ""
-        if time and trainings and on_gpu is not None:
-            gpu = duration(trainings * on_gpu)
-            time = f", in all {gpu} of one data-centre GPU; without a GPU {duration(seconds)} of one core"
+    seconds = trainings * SECONDS_OF_A_TRAINING[scale]
+    seconds += len(seeds) * sum(SECONDS_OF_A_MEASUREMENT.get(cost, 0.0) for cost in costs)
+    on_gpu, time = SECONDS_ON_A_GPU.get(scale), f", in all {duration(seconds)} of one core" if seconds >= 60 else ""
+    if time and trainings and on_gpu is not None:
+        gpu = duration(trainings * on_gpu)
+        time = f", in all {gpu} of one data-centre GPU; without a GPU {duration(seconds)} of one core"
     counts = f"claims: {len(requests)}, trainings: {trainings}, measurements: {len(seeds) * len(costs)}"
     return f"{counts}{time}; what is there already is not done again"
 
@@ -157,10 +155,9 @@ def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Ba
     requests = []
     for name in dict.fromkeys(names):
         claim = claim_called(name)
-        bases = bases_at(scale, claim.bases)
-        if base is not None and base not in bases:
-            raise ConfigurationError(f"claim {name!r} is run on {', '.join(bases)} at scale {scale}, and `base` is {base!r}")
-        own = base or bases[0]
+        if base is not None and base not in claim.bases:
+            raise ConfigurationError(f"claim {name!r} is run on {', '.join(claim.bases)}, and `base` is {base!r}")
+        own = base or claim.bases[0]
         cells = make_cells(claim.variants, scale, seeds, own) if scale in claim.costs else {}
         requests.append(_Request(name, claim, scale, own, cells))
     return requests
@@ -170,11 +167,15 @@ def _conclude(request: _Request, plan: SweepPlan, seeds: Sequence[int], out: Pat
     """Judge a claim by what there is, and write it down."""
     claim, run_id = request.claim, new_run_id()
     if not request.runnable:
-        reason = f"the claim can be run at {', '.join(claim.costs)} only"
+        reason = (
+            f"the claim can be run at {', '.join(claim.costs)} only"
+            if claim.costs
+            else "it is measured on models as they are: --model"
+        )
         none = _found(request, Conclusion("not tested at this scale", (), (), reason), (), 0.0, run_id, [])
         return Result(answer(none), table_of((), run_id), {"kind": "claim", "claim": request.name}, None)
     numbers, seconds = _numbers(request, plan, seeds, out)
-    judgement = judge(claim.parts, claim.presupposes, numbers, one_model=request.scale in claim.one_model)
+    judgement = judge(claim.parts, claim.presupposes, numbers)
     own = {cell.name for cell in request.cells.values()}
     failed = [
         f"{name}: {why}" for name, why in errors.items() if name in own or name.startswith((f"{request.name} ", "read-outs "))
@@ -228,13 +229,11 @@ def _found(
     return ClaimFound(
         **about(request.name, claim, judgement, run_id),
         source_base=claim.bases[0] if claim.variants else None,
-        natural_text=claim.natural_text,
         scale=scale,
         base=request.base if claim.variants else None,
         cost=claim.costs.get(scale, ""),
         seeds=list(seeds),
         evidence=claim.evidence.get(scale, ""),
-        one_model=claim.one_model.get(scale),
         presupposes=[finding.record() for finding in judgement.presupposed],
         conditions=variants,
         read_outs=request.read_outs,

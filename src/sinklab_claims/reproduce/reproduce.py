@@ -13,7 +13,7 @@ from sinklab.results.folder import default_out
 from sinklab.results.progress import bars
 from sinklab.results.run import Result
 from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
-from sinklab_claims.contract.claim import CHECKPOINT, COSTS, SCALES, Scale, bases_at
+from sinklab_claims.contract.claim import CHECKPOINT, COSTS, SCALES, Scale
 from sinklab_claims.reproduce.claims import check_source, check_word, stated
 
 SEEDS_OF_TINY, SEEDS = "0..7", "0..2"
@@ -63,7 +63,7 @@ def reproduce(
         all_claims: All claims.
         seeds: Seeds of initial weights, data and texts: 0..2 (both ends included), or a list such as 0,3,7. By default 0..7
             where tiny models are trained and 0..2 elsewhere; a verdict needs three or more.
-        scale: One of tiny, small, medium, 60m, 1b, for what is trained.
+        scale: One of tiny, small, medium, for what is trained.
         base: Whether rows begin with BOS, where the scale has both. By default as in the source of each claim; results on the
             other base go to SCALE-BASE.
         out: Output directory; the models in it are shared by all claims.
@@ -88,7 +88,7 @@ def reproduce(
         sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)
         sinklab reproduce emergence --scale medium  (minutes on one data-centre GPU; a day on one core)
         sinklab reproduce sink_moves_to_bias --base bos  (what becomes of it where every row begins with BOS)
-        sinklab reproduce --source gu2024 --scale 60m --ray auto --out /shared/claims  (GPUs)
+        sinklab reproduce --source gu2024 --scale small --ray auto --out /shared/claims  (on a cluster)
     """
     claim_names = chosen(
         names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, base=base, on_models=models is not None
@@ -189,8 +189,8 @@ def chosen(
     asked = [
         claim.name
         for claim in claims
-        if (claim.checkpoint or not on_models)
-        and (base is None or bool(names) or base in bases_at(cast(Scale, scale), claim.bases))
+        if (claim.checkpoint if on_models else claim.costs or names)
+        and (base is None or bool(names) or base in claim.bases)
         and source in (None, claim.source)
         and cost in (None, claim.costs.get(scale))
     ]

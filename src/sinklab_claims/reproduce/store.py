@@ -41,7 +41,6 @@ from sinklab.training.config import PretrainingConfig
 from sinklab.training.process import chosen_dtype
 from sinklab.training.tokenizer import hash_key
 from sinklab_claims.contract.claim import (
-    SECONDS_OF_A_TRAINING,
     Base,
     Changes,
     ReadOut,
@@ -49,7 +48,6 @@ from sinklab_claims.contract.claim import (
     Times,
     Variant,
     base_config,
-    bases_at,
 )
 from sinklab_claims.contract.trained import STREAMED, Checkpoint, TrainedModel
 from sinklab_claims.reproduce.claims import claim_called
@@ -100,13 +98,12 @@ def make_cells(
 
     Args:
         variants: of one claim, so that labels are unique.
-        base: of those that the scale has; by default its first.
 
     Raises:
         ConfigurationError: as :func:`configure`, or variants that start after each other in a circle.
     """
     of_scale, by_label = base_config(scale, base), {variant.label: variant for variant in variants}
-    other = None if base == bases_at(scale)[0] else base
+    other = None if base == "bos" else base
     cells: dict[tuple[str, int], Cell] = {}
 
     def cell_of(label: str, seed: int, above: tuple[str, ...] = ()) -> Cell:
@@ -114,7 +111,7 @@ def make_cells(
             raise ConfigurationError(f"variants start after each other in a circle: {', '.join((*above, label))}")
         if (label, seed) not in cells:
             variant = by_label[label]
-            config = _of_seed(configure(of_scale, variant), seed, scale)
+            config = _of_seed(configure(of_scale, variant), seed)
             before = None if variant.after is None else cell_of(variant.after, seed, (*above, label)).name
             settings = resolved_changes(of_scale, variant)
             cells[label, seed] = Cell(_name(settings, seed, config, before, other), settings, config, before)
@@ -193,11 +190,11 @@ def train_cells(
     return errors
 
 
-def _of_seed(config: PretrainingConfig, seed: int, scale: Scale) -> PretrainingConfig:
+def _of_seed(config: PretrainingConfig, seed: int) -> PretrainingConfig:
     """The same with a seed, in the dtype of this machine by name, so that a store that moves does not mix precisions."""
     fields = config.model_dump()
     fields["training"]["seed"] = fields["data"]["seed"] = seed
-    if scale in SECONDS_OF_A_TRAINING and config.training.dtype == "auto":
+    if config.training.dtype == "auto":
         fields["training"]["dtype"] = chosen_dtype(config)
     return PretrainingConfig.parse(fields)
 
@@ -416,11 +413,11 @@ class _Kept(Watch):
         self.paths = [Store(task.folder).paths(task.name, task.settings)[0] for task in tasks]
         for path in self.paths:
             path.unlink(missing_ok=True)  # of another version, and to be written anew
-        self.progress = progress
-        self.tick(lambda name: "")
+        self.shown = progress
+        self.tick()
 
-    def tick(self, newest: Callable[[str], str]) -> None:
-        self.progress("measuring", sum(path.is_file() for path in self.paths), len(self.paths))
+    def tick(self) -> None:
+        self.shown("measuring", sum(path.is_file() for path in self.paths), len(self.paths))
 
 
 def run_missing(

@@ -96,7 +96,8 @@ class ClaimFound:
     Attributes:
         base: what the rows of the models begin with; ``source_base`` is that of the claim's source.
         evidence: a remark about the result that other numbers support.
-        one_model: the model that a seed draws texts for, where nothing is trained.
+        one_model, natural_text: of results from before 2026-11-30, the model that a seed drew texts for, and whether it had read
+            text that people wrote.
         conditions: of every trained variant what it changes, what it starts from and the trainings by seed.
         config: the configuration in which variants change something.
         models: of a claim on checkpoints each model by itself.

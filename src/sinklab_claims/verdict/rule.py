@@ -7,9 +7,8 @@ inconclusive. A claim is reproduced if all of its parts are, and not reproduced 
 "not reproduced" somewhat more likely by chance, which is the direction to err in. What it presupposes is judged like a part:
 where it does not hold, the claim is not tested at this scale; where it is open, nothing follows for or against the claim.
 
-Where a seed is a draw of texts for one model, a claim holds or does not hold for this model. What is proved is checked: it
-agrees with the proof if every seed shows it, and one that does not contradicts it; of a claim with other parts too, these
-decide.
+What is proved is checked: it agrees with the proof if every seed shows it, and one that does not contradicts it; of a claim
+with other parts too, these decide.
 
 On checkpoints the rule is used twice: for each model over draws of texts, and over the models to which the claim applies,
 each of which is one observation: the mean of its draws, and over the texts on which the same weights are read. A claim that
@@ -27,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, SEEDS, Estimate, Method
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Numbers
-from sinklab_claims.verdict.records import OF_A_PROOF, OF_ONE_MODEL, PartFound, Verdict
+from sinklab_claims.verdict.records import OF_A_PROOF, PartFound, Verdict
 
 Effects = Mapping[int, float | None] | Mapping[str, float | None]
 """By seed, or by name of the model."""
@@ -104,20 +103,15 @@ class Conclusion:
     reason: str = ""
 
 
-def judge(
-    parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers], *, one_model: bool = False
-) -> Conclusion:
-    """The verdict about a claim.
+def judge(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers]) -> Conclusion:
+    """The verdict about a claim, over trainings.
 
     Args:
         parts: what the claim says; at least one.
         presupposes: what must be so for the claim to be about anything.
         numbers: seed to its numbers.
-        one_model: whether a seed is a draw of texts for one model, and no training.
     """
-    conclusion = _judge(parts, presupposes, numbers, "not tested at this scale", "draw" if one_model else "seed")
-    verdict = OF_ONE_MODEL.get(conclusion.verdict, conclusion.verdict)
-    return dataclasses.replace(conclusion, verdict=verdict) if one_model else conclusion
+    return _judge(parts, presupposes, numbers, "not tested at this scale", "seed")
 
 
 def judge_model(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers]) -> Conclusion:

@@ -129,7 +129,7 @@ def test_measure_needs_a_probe(checkpoint):
         measure(str(checkpoint), probes=[])
     with pytest.raises(ConfigurationError, match=r"`probes` has 'entropy' 2 times; expected it once"):
         measure(str(checkpoint), probes=["entropy", "entropy:sink_position=2"])
-    with pytest.raises(ConfigurationError, match=r"probe 'entropy': sink_position 40 lies behind samples of 16 positions"):
+    with pytest.raises(ConfigurationError, match=r"probe 'entropy': sink_position 40 lies behind 16 positions"):
         measure(str(checkpoint), probes=["entropy:sink_position=40"], seq_len=16, samples=2)
 
 

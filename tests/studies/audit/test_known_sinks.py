@@ -157,7 +157,6 @@ def test_a_sink_at_the_first_delimiter(tmp_path):
     check_oracle(result, model, tokens, [places[row % len(places)] for row in range(SAMPLES)])
     assert (of_heads(result, "score_gap", "gap")["value"] > 4).all()
     assert summary["sink_role"] == summary["certificate"]["sink"] == summary["causes"]["sink"]["name"] == name
-    assert summary["sink_positions"] == []
     assert all(entry["sink_weight"] > 0.5 for entry in summary["causes"]["heads"] if entry["layer"] == 0)
     assert "stands elsewhere in every text" in summary["causes"]["location"]["refused"]
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
@@ -192,7 +191,7 @@ def test_a_learned_sink_logit(tmp_path):
 def test_no_sink(tmp_path):
     result, page = examined(make_sinklm(), Rows((2, 5, 3)), tmp_path)
     summary = result.summary
-    assert summary["sinks"]["sinks"] == summary["sink_positions"] == []
+    assert summary["sinks"]["sinks"] == []
     assert summary["sink_role"] == "none"
     assert about_the_sink(result) == {"position 0 (no sink was found)"}
     assert summary["causes"]["sink"]["place"] is None

@@ -1,14 +1,12 @@
-"""An audit of pictures and of sound: what it writes, what the page draws over pictures, and which sections it does not have."""
+"""An audit of pictures and of sound: what it writes, and which sections it does not have."""
 
 from __future__ import annotations
 
 import json
 import re
 
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
 from transformers import (
     DetrConfig,
     DetrImageProcessor,
@@ -26,9 +24,8 @@ from transformers import (
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from sinklab import audit, find_origin, measure
-from sinklab.errors import ConfigurationError, ResultError
+from sinklab.errors import ConfigurationError
 from sinklab.models.loading import wrap_model
-from sinklab.report.maps import picture_data
 from sinklab.studies.audit.page import layer_figures, read_audit
 from sinklab.studies.quantize.quantize import quantize
 
@@ -48,26 +45,6 @@ def audited(tmp_path_factory):
     return model, audit(loaded, samples=4, threshold=0.075, certificate=True, causes=True, out=folder)
 
 
-def test_a_page_has_the_pictures(audited):
-    model, result = audited
-    data = picture_data(result.folder)
-    stored = load_file(result.folder / "pictures.safetensors")
-    assert (data["grid"], len(data["names"]), data["averaged"]) == ([7, 7], 50, False)
-    assert stored["pictures"].shape == (3, 56, 56, 3)
-    with torch.no_grad():
-        pixels = torch.from_numpy(stored["pictures"]).permute(0, 3, 1, 2) / 127.5 - 1
-        model.set_attn_implementation("eager")
-        output = model(pixels, output_attentions=True, output_hidden_states=True)
-    received = torch.stack(output.attentions, 1).mean(3)
-    assert stored["received"] == pytest.approx(received.numpy(), abs=1e-6)
-    assert np.array(data["received"]) / 1e4 == pytest.approx(received.numpy(), abs=1e-4)
-    # The last state of the output has been normalised; a session sees it before.
-    assert stored["norms"][:, :2] == pytest.approx(torch.stack(output.hidden_states, 1)[:, :2].norm(dim=-1).numpy(), rel=1e-5)
-    page = (result.folder / "report.html").read_text(encoding="utf-8")
-    assert 'id="picture-host"' in page
-    assert page.count("data:image/webp;base64,") == 3
-
-
 def test_the_summary_names_what_it_found_and_what_there_is_not(audited):
     summary = audited[1].summary
     assert (summary["kind"], summary["seq_len"], summary["loss"], summary["loss_kind"]) == ("image", 50, None, "class")
@@ -81,18 +58,6 @@ def test_the_summary_names_what_it_found_and_what_there_is_not(audited):
     assert summary["bos_name"] == ""
     record = json.loads((audited[1].folder / "run.json").read_text())
     assert (record["corpus"]["name"], record["config"]["seq_len"]) == ("photographs", 50)
-
-
-@pytest.mark.parametrize("change", [{"norms": np.zeros((3, 3, 9), np.float32)}, {"pictures": np.zeros((3, 4), np.uint8)}, None])
-def test_a_damaged_file_is_refused(audited, tmp_path, change):
-    path = tmp_path / "pictures.safetensors"
-    if change is None:
-        path.write_bytes(b"nothing")
-    else:
-        about = {"grid": "[7, 7]", "names": json.dumps(["x"] * 50), "sources": '["a", "b", "c"]'}
-        save_file(load_file(audited[1].folder / "pictures.safetensors") | change, path, metadata=about)
-    with pytest.raises(ResultError, match=r"pictures.safetensors.*audit again"):
-        picture_data(tmp_path)
 
 
 def test_a_length_that_pictures_do_not_have_is_refused(audited):

@@ -67,7 +67,7 @@ def test_the_card_of_depend(checkpoint, tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("\n\n".join(f"The house number {number} has a green door." for number in range(400)))
     tasks = f"long_text:contexts=[1.0,2.0],corpus={book},passkey:distances=[]"
-    settings = ["--window", "70", "--policies", "full", "--items", "3"]
+    settings = ["--window", "70", "--items", "3"]
     run("depend", checkpoint, "--task", tasks, *settings, "--out", tmp_path / "first")
     text = run("card", tmp_path / "first").stdout
     first = read_run(tmp_path / "first", "summary.json")
@@ -83,12 +83,11 @@ def test_the_card_of_depend(checkpoint, tmp_path):
 def test_the_command_measures_what_the_comparison_did_and_no_more(checkpoint, tmp_path):
     """By default some policies are taken at the largest size alone."""
     sizes = ["--corpus", "random_tokens", "--tokens", "100", "--documents", "2", "--window", "8,20", "--sinks", "0,1"]
-    run("cache", checkpoint, *sizes, "--export", "llama.cpp", "--out", tmp_path / "first")
+    run("cache", checkpoint, *sizes, "--out", tmp_path / "first")
     words = shlex.split(run("card", tmp_path / "first").stdout.split("```")[1].removeprefix("console\n"))
     run(*words[1:], "--out", tmp_path / "again")
     first, again = (read_run(tmp_path / name, "summary.json") for name in ("first", "again"))
     assert [entry["label"] for entry in again["policies"]] == [entry["label"] for entry in first["policies"]]
-    assert [entry["engine"] for entry in again["exports"]] == ["llama.cpp"]
 
 
 def test_the_command_names_the_corpus_as_it_was_read(checkpoint, tmp_path, monkeypatch):

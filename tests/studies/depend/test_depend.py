@@ -21,16 +21,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
 from sinklab.models.loading import wrap_model
-from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.window import Window
-from sinklab.registry import policies, tasks
+from sinklab.registry import tasks
 from sinklab.results.table import read_run, read_table
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend import harness, lm_eval, measurement
-from sinklab.studies.depend.contenders import make_contenders, parse_policy
+from sinklab.studies.depend.contenders import make_contenders
 from sinklab.studies.depend.depend import depend
 
-QUICK = {"policies": ["full"], "window": 70, "sinks": (4,), "items": 3}
+QUICK = {"window": 70, "sinks": (4,), "items": 3}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +48,7 @@ def induction(monkeypatch):
 
 def test_scores_are_those_of_one_forward_of_the_whole_text(loaded):
     """Under the full policy; float32 logits of about 1 in two orders of summation agree to 1e-4."""
-    contenders = make_contenders(70, (4,), ["full"])
+    contenders = make_contenders(70)
     task = tasks["long_text"](scored=8, contexts=(1.5, 2.0))
     prepared = harness.prepare_task(loaded, task, "long_text", contenders, 3, 0, 1)
     found = harness._evaluate(loaded, prepared, contenders.policies["full"], 1)
@@ -68,11 +66,9 @@ class TestVerdicts:
         """All facts within the window are found under both caches; nothing behind it: the cliff."""
         induction()
         task = tasks["passkey"](distances=(0.5, 0.92, 1.1, 1.5))
-        (found,) = depend(loaded, [task], policies=["full"], window=180, sinks=(4,), items=12).summary["tasks"]
+        (found,) = depend(loaded, [task], window=180, sinks=(4,), items=12).summary["tasks"]
         assert found["verdict"] == "undecided"  # 12 items without an exception leave 3/12 on either side
         assert found["difference"]["mean"] == 0.0
-        lengths = {row["policy"]: row["effective_length"] for row in found["policies"]}
-        assert lengths == {"0+180": 166, "4+176": 166, "full": 270, "0+1": 0}
         beyond = {name: [point["mean"] for point in curve if point["at"] > 180] for name, curve in found["curves"].items()}
         assert max(beyond["4+176"]) < 0.6
         assert min(beyond["full"]) == 1.0
@@ -80,17 +76,17 @@ class TestVerdicts:
     def test_enough_items_decide(self, loaded, induction):
         induction()
         task = tasks["passkey"](distances=(), length=1.5)
-        (found,) = depend(loaded, [task], policies=[], window=120, sinks=(4,), items=64).summary["tasks"]
+        (found,) = depend(loaded, [task], window=120, sinks=(4,), items=64).summary["tasks"]
         assert found["verdict"] == "no"
         assert found["difference"] == {"mean": 0.0, "low": -3 / 64, "high": 3 / 64}
 
     def test_retrieval_that_needs_the_sink(self, loaded, induction):
         induction(needs_sink=True)
         task = tasks["passkey"](distances=(), length=1.5)
-        (found,) = depend(loaded, [task], policies=["full", "1+119"], window=120, sinks=(4,), items=16).summary["tasks"]
+        (found,) = depend(loaded, [task], window=120, sinks=(4,), items=16).summary["tasks"]
         assert found["verdict"] == "yes"
         scores = {row["policy"]: row["score"]["mean"] for row in found["policies"]}
-        assert scores["4+116"] == scores["1+119"] == scores["full"] == 1.0
+        assert scores["4+116"] == scores["full"] == 1.0
         assert scores["0+120"] < 0.6
         assert found["dependence"]["mean"] == pytest.approx((1 - max(scores["0+120"], 0.25)) / 0.75)
 
@@ -98,7 +94,7 @@ class TestVerdicts:
         """A fact between the windows of the two caches is no evidence about sinks."""
         induction()
         task = tasks["line_lookup"](shares=(0.7,), back=(30,), every=3)
-        (found,) = depend(loaded, [task], policies=[], window=150, sinks=(4,), items=4).summary["tasks"]
+        (found,) = depend(loaded, [task], window=150, sinks=(4,), items=4).summary["tasks"]
         scores = {row["policy"]: row["score"]["mean"] for row in found["policies"]}
         assert scores["0+150"] == scores["4+146"] == 1.0
         assert (found["items"], found["documents"]) == (4, 8)
@@ -107,14 +103,13 @@ class TestVerdicts:
         (found,) = depend(loaded, ["passkey"], **{**QUICK, "window": 100}).summary["tasks"]
         assert found["verdict"] == "undecided"
         assert "not shown to be above chance" in found["reason"]
-        assert {row["effective_length"] for row in found["policies"]} == {None}
 
 
 @pytest.fixture(scope="module")
 def line(checkpoint, tmp_path_factory):
     """The command line, and its folder."""
     out = tmp_path_factory.mktemp("depend") / "out"
-    words = ["--task", "passkey:distances=[]", "--task", "long_text:scored=8", "--window", "70", "--policies", "full"]
+    words = ["--task", "passkey:distances=[]", "--task", "long_text:scored=8", "--window", "70"]
     done = CliRunner().invoke(app, ["depend", str(checkpoint), *words, "--sinks", "4", "--items", "3", "--out", str(out)])
     assert done.exit_code == 0, done.output
     return done, out
@@ -150,7 +145,7 @@ class TestFolder:
         assert run["tasks"][1]["identity"]["licence"]
 
     def test_same_seed_same_numbers(self, checkpoint, line):
-        words = ["--task", "passkey:distances=[],long_text:scored=8", "--window", "70", "--policies", "full", "--sinks", "4"]
+        words = ["--task", "passkey:distances=[],long_text:scored=8", "--window", "70", "--sinks", "4"]
         again = CliRunner().invoke(app, ["depend", str(checkpoint), *words, "--items", "3", "--json"])
         assert json.loads(again.stdout) == read_run(line[1], "summary.json")
 
@@ -183,7 +178,7 @@ class TestWarnings:
         """One passage again and again is no sample of texts: told of a short corpus and of none that is long enough."""
         words = random.Random(0)
         long = "\n".join("".join(words.choices("abcdefghij", k=4)) for _ in range(5_000))
-        contenders, warned = make_contenders(70, (4,), []), []
+        contenders, warned = make_contenders(70), []
         for name, text in (("short", long[:600]), ("long", long)):
             (tmp_path / f"{name}.txt").write_text(text)
             made = tasks[task](corpus=str(tmp_path / f"{name}.txt"), contexts=(1.3,), scored=8)
@@ -194,7 +189,7 @@ class TestWarnings:
 
     @pytest.mark.parametrize(("places", "warned"), [((2, 2, 2), False), ((9, 9, 9), True), ((3, 11, 17), True)])
     def test_of_a_sink_that_is_not_among_the_first_tokens(self, loaded, places, warned):
-        contenders = make_contenders(20, (4,), [])
+        contenders = make_contenders(20)
         prepared = harness.prepare_task(loaded, tasks["long_text"](), "long_text", contenders, 3, 0, 1)
         prepared = dataclasses.replace(prepared, texts=texts(*places).tolist())
         said = measurement._other_sink(wrap_model(planted()), prepared, contenders)
@@ -273,8 +268,6 @@ class TestRefusals:
             ({"window": 2}, ConfigurationError, "`window` must be at least 3 tokens, a sink included, got 2"),
             ({"sinks": (0,)}, ConfigurationError, "`sinks` 0 must each be 1 or more"),
             ({"sinks": (69,)}, ConfigurationError, "`sinks` 69 must .* leave two tokens of the window of 70"),
-            ({"policies": ["ful"]}, UnknownNameError, "no policy is called 'ful'. Did you mean 'full'"),
-            ({"policies": ["4-20"]}, ConfigurationError, r"'4-20' cannot be read; write a policy: full, 4\+1020"),
         ],
     )
     def test_what_cannot_take_effect(self, loaded, options, error, message):
@@ -282,38 +275,8 @@ class TestRefusals:
             depend(loaded, **{"tasks": ["passkey:distances=[]"], **QUICK, **options})
 
 
-class TestContenders:
-    def test_hold_the_same_number_of_tokens(self):
-        found = make_contenders(64, (1, 4), [])
-        assert list(found.policies) == ["0+64", "4+60", "0+1"]
-        assert found.policies[found.with_sinks].num_slots == found.policies[found.without].num_slots == 65
-        assert list(make_contenders(64).policies) == ["full", "0+64", "4+60", "0+1"]
-        assert list(make_contenders(64, (1, 4)).policies) == ["full", "0+64", "1+63", "4+60", "0+1"]
-
-    def test_are_read_as_they_are_written(self):
-        assert parse_policy("0+20", 64) == policies["window"](window=20)
-        assert parse_policy(" 8+20 ", 64) == policies["sink_window"](num_sinks=8, window=20)
-        written = parse_policy("sink_window:num_sinks=2, window=9, positions=original", 64)
-        assert written == policies["sink_window"](num_sinks=2, window=9, positions="original")
-
-    @pytest.mark.parametrize("spec", ["recompute", "blocks", "pinned", "sink_window:num_sinks=8", "recompute:every=4"])
-    @pytest.mark.parametrize("budget", [20, 65])
-    def test_one_whose_size_is_left_open_holds_what_the_two_that_are_judged_do(self, spec, budget):
-        assert parse_policy(spec, budget, (1, 4)).max_held(1 << 31) == budget + 1
-
-    def test_that_are_called_alike_are_refused(self):
-        """One would vanish behind the other, as two head maps that cut as many heads to the same windows."""
-        alike = ["pinned:pinned=[0,1,2,3,10],window=55", "pinned:pinned=[0,1,2,3,20],window=55"]
-        with pytest.raises(ConfigurationError, match=r"two policies are both called '\{5 tokens\}\+55'"):
-            make_contenders(64, (1,), alike)
-        assert "{5 tokens}+55" in make_contenders(64, (1,), [alike[0], alike[0]]).policies
-
-    @pytest.mark.parametrize("written", ["sink_window:num_sinks=0,window=64", "window:window=64,positions=original", "0+64"])
-    def test_a_window_without_sinks_is_one_policy_however_it_is_written(self, written):
-        named = make_contenders(64, (1,), [written, "sink_window:num_sinks=0,window=32"])
-        assert named.policies == {
-            "0+64": Window(window=64),
-            "1+63": SinkWindow(num_sinks=1, window=63),
-            "0+32": Window(window=32),
-            "0+1": Window(window=1),
-        }
+def test_contenders_hold_the_same_number_of_tokens():
+    found = make_contenders(64, (4, 1))
+    assert list(found.policies) == ["full", "0+64", "1+63", "4+60", "0+1"]
+    assert (found.without, found.with_sinks, found.floor) == ("0+64", "4+60", "0+1")
+    assert found.policies["4+60"].num_slots == found.policies["0+64"].num_slots == 65

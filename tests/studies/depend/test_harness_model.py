@@ -237,18 +237,6 @@ def test_what_stands_in_front_is_what_was_asked_for(small):
         PolicyLM(small, "full", bos=-1)
 
 
-def test_integers_are_those_of_the_reader(small):
-    """Tokens of one chunk see each other unrounded, so the text is read in small ones."""
-    policy = {"name": "sink_window", "num_sinks": 2, "window": 30}
-    text = "some words of a long text, " * 4
-    (found,) = PolicyLM(small, policy, quantized="int4", chunk=4).loglikelihood_rolling(
-        requests("loglikelihood_rolling", (text,))
-    )
-    (whole,) = PolicyLM(small, policy, chunk=4).loglikelihood_rolling(requests("loglikelihood_rolling", (text,)))
-    assert found != whole
-    assert found == pytest.approx(whole, rel=0.05)
-
-
 def write_generation(folder, name, documents, limit, do_sample="false"):
     """A task of the harness that generates up to so many tokens behind each document."""
     write_task(folder, name, documents)
@@ -269,7 +257,7 @@ generation_kwargs:
 
 class TestDepend:
     def test_verdict_of_a_task_of_ones_own(self, embedded, task_folder):
-        result = depend(embedded, [f"lm_eval:{task_folder}:defined_name"], policies=["full"], window=40, sinks=(4,), items=24)
+        result = depend(embedded, [f"lm_eval:{task_folder}:defined_name"], window=40, sinks=(4,), items=24)
         (outcome,) = result.summary["tasks"]
         assert outcome["task"] == "lm_eval:defined_name"
         assert outcome["chance"] == 0.25
@@ -282,7 +270,7 @@ class TestDepend:
 
     def test_with_other_tokens_in_front(self, small, task_folder):
         task = f"lm_eval:{task_folder}:defined_name"
-        result = depend(small, [task], policies=[], window=16, sinks=(4,), items=3, bos="two")
+        result = depend(small, [task], window=16, sinks=(4,), items=3, bos="two")
         assert set(result.table["bos"]) == {2}
         assert result.record["tasks"][0]["bos"]["4+12"]["texts_by_count"] == {"2": 12}
         assert result.summary["tasks"][0]["dependence"] == {"refused": "at chance: says nothing about sinks"}
@@ -301,7 +289,7 @@ class TestDepend:
         reader = functools.partial(InductionReader, needs_sink=needs_sink)
         monkeypatch.setattr("sinklab.studies.depend.lm_eval.open_reader", reader)
         task = f"lm_eval:{tmp_path}:copied_word"
-        outcome = depend(small, [task], policies=[], window=60, sinks=(4,), items=8).summary["tasks"][0]
+        outcome = depend(small, [task], window=60, sinks=(4,), items=8).summary["tasks"][0]
         scores = {row["policy"]: row["score"]["mean"] for row in outcome["policies"]}
         assert scores["4+56"] == 1.0
         if needs_sink:
@@ -312,7 +300,7 @@ class TestDepend:
     def test_chance_counts_the_choices_and_not_how_often_they_are_read(self, small, task_folder, tmp_path):
         made = (task_folder / "defined_name.yaml").read_text().replace("task: defined_name", "task: mutual")
         (tmp_path / "mutual.yaml").write_text(made.replace("metadata", "  - metric: acc_mutual_info\nmetadata"))
-        asked = {"window": 16, "sinks": (4,), "policies": [], "items": 3}
+        asked = {"window": 16, "sinks": (4,), "items": 3}
         with_mutual = depend(small, [f"lm_eval:{tmp_path}:mutual"], **asked)
         assert with_mutual.record["tasks"][0]["bos"]["0+16"]["texts_by_count"] == {"1": 3 * 8}  # four choices, each read twice
         assert with_mutual.summary["tasks"][0]["chance"] == 0.25
@@ -345,7 +333,7 @@ generation_kwargs:
 filter_list:{filters}
 {scored}"""
         )
-        result = depend(small, [f"lm_eval:{tmp_path}:filtered"], window=16, sinks=(4,), policies=[], items=8)
+        result = depend(small, [f"lm_eval:{tmp_path}:filtered"], window=16, sinks=(4,), items=8)
         (outcome,) = result.summary["tasks"]
         counted = outcome["items"]
         assert 2 <= counted < 8 == outcome["documents"]  # the last ones, which fill the cache
@@ -361,24 +349,24 @@ filter_list:{filters}
         read = []
         monkeypatch.setattr("sinklab.studies.depend.harness._evaluate", lambda *arguments: read.append(arguments))
         with pytest.raises(ConfigurationError, match="PolicyLM decodes greedily; this task asks for"):
-            depend(small, [f"lm_eval:{tmp_path}:drawn"], window=16, sinks=(4,), policies=[], items=3)
+            depend(small, [f"lm_eval:{tmp_path}:drawn"], window=16, sinks=(4,), items=3)
         assert not read
 
     def test_texts_that_cannot_be_had(self, embedded, task_folder, tmp_path):
         task = (task_folder / "defined_name.yaml").read_text().replace("dataset_path: json", "dataset_path: nobody/nothing")
         (tmp_path / "absent.yaml").write_text(task.replace("task: defined_name", "task: absent"))
         with pytest.raises(InputError, match=r"task 'absent' of \S+ cannot be loaded: .*nobody/nothing.*; it needs its texts"):
-            depend(embedded, [f"lm_eval:{tmp_path}:absent"], window=40, policies=[])
+            depend(embedded, [f"lm_eval:{tmp_path}:absent"], window=40)
 
     def test_refusals(self, embedded, task_folder):
         with pytest.raises(
             InputError, match=r"lm-evaluation-harness \S+ has no task 'no_such_task' in \S+; list its tasks with"
         ):
-            depend(embedded, [f"lm_eval:{task_folder}:no_such_task"], window=40, policies=[])
+            depend(embedded, [f"lm_eval:{task_folder}:no_such_task"], window=40)
         with pytest.raises(
             ConfigurationError, match=r"0 of 24 documents are longer than the window of 200 tokens, the longest"
         ):
-            depend(embedded, [f"lm_eval:{task_folder}:defined_name"], window=200, policies=[])
+            depend(embedded, [f"lm_eval:{task_folder}:defined_name"], window=200)
         with pytest.raises(ConfigurationError, match=r"PolicyLM decodes greedily; this task asks for \{'do_sample': True\}"):
             PolicyLM(embedded, "full").generate_until(requests("generate_until", ("a", {"do_sample": True})))
         with pytest.raises(InputError, match="are texts and this model has no tokenizer"):

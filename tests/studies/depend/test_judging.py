@@ -9,7 +9,7 @@ import pytest
 import scipy.special
 
 from sinklab.results.intervals import function_over_items, mean_over_items, means_over_items
-from sinklab.studies.depend.measurement import _score, effective_length, judge, measure_dependence
+from sinklab.studies.depend.measurement import _score, judge, measure_dependence
 
 RULES = {"minimal_effect": 0.05, "chance": 0.1, "scale": 1.0}
 
@@ -182,21 +182,6 @@ class TestJudge:
             noise = generator.normal(0.5, 0.1, size=(2, 24))
             assert judge(noise[0], noise[1], noise[1] - 0.4, **RULES).verdict != "yes"
             assert judge(noise[0] + 0.2, noise[1], noise[1] - 0.4, **RULES).verdict != "no"
-
-
-class TestLengths:
-    def test_the_cliff(self):
-        """Half way from chance 0.1 to the best 0.9 is 0.5: 0.6 is above, and what rises behind the cliff is not counted."""
-        curves = {
-            "0+100": [(20, spread(0.9)), (80, spread(0.6)), (120, spread(0.1))],
-            "4+96": [(20, spread(0.9)), (80, spread(0.2)), (120, spread(0.7))],
-            "0+1": [(20, spread(0.1)), (80, spread(0.1)), (120, spread(0.1))],
-        }
-        assert effective_length(curves, chance=0.1) == {"0+100": 80, "4+96": 20, "0+1": 0}
-
-    def test_nothing_above_chance_has_no_length(self):
-        curves = {"full": [(20, spread(0.1)), (80, spread(0.12, width=0.3))]}
-        assert effective_length(curves, chance=0.1) == {"full": None}
 
 
 @pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0.0, 0.75), (0.5, 0.0, 1.0), (1.0, 0.25, 1.0)])

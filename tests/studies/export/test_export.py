@@ -1,50 +1,40 @@
-"""Export: what engines make of policies, their files against documented options, and the script that gives the same losses."""
+"""Export: what engines make of policies, and their files against documented options."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import json
 import re
-import runpy
 import shlex
 
 import pytest
 from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
-from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError
-from sinklab.models.loading import load_model
 from sinklab.registry import policies
 from sinklab.results.table import read_run
 from sinklab.studies.cache.found import Comparison, Difference, PolicyEntry, QuantizedEntry, Size
-from sinklab.studies.cache.plan import long_texts
 from sinklab.studies.export.base import ExportPlan, engines, exported
-from sinklab.studies.export.chosen import advised_exports, checked_engines, exports_of, plan_of, require_advice
+from sinklab.studies.export.chosen import checked_engines, plan_of
 
 OPTIONS = {
     # tools/server/README.md of llama.cpp at commits 25d5b0c and 00dc805; --flash-attn takes a word since pull request 15434
     "llama.cpp": {
-        "--model", "--parallel", "--ctx-size", "--keep", "--context-shift", "--no-context-shift", "--flash-attn",
+        "--model", "--parallel", "--ctx-size", "--keep", "--context-shift", "--flash-attn",
         "--cache-type-k", "--cache-type-v",
     },
-    # arguments of vllm serve: hf_overrides of its ModelConfig, cache_dtype of its CacheConfig
-    "vllm": {"--hf-overrides", "--kv-cache-dtype"},
 }  # fmt: skip
-VALUES = {
-    "--cache-type-k": {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"},
-    "--kv-cache-dtype": {"auto", "fp8", "int8_per_token_head", "int4_per_token_head", "nvfp4"},
-}
+VALUES = {"--cache-type-k": {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"}}
 SPECS = [
-    "full", "window:window=20", "sink_window:num_sinks=4,window=60", "sink_window:num_sinks=1,window=7,positions=original",
+    "window:window=20", "sink_window:num_sinks=4,window=60", "sink_window:num_sinks=1,window=7,positions=original",
     "pinned:pinned=[0,3],window=40", "pinned:pinned=[0,300],window=20", "recompute",
     "blocks", "blocks:block=16,blocks=4",
 ]  # fmt: skip
 
 
 def plan(spec: str, quantized: str | None = None, *, bos: bool = True, model: str = "org/model") -> ExportPlan:
-    return ExportPlan(model, None, bos, policies.make(spec), quantized, ("Found out.",), 0.25)
+    return ExportPlan(model, bos, policies.make(spec), quantized, ("Found out.",))
 
 
 def answers(engine: str, spec: str, quantized: str | None = None) -> dict[str, str]:
@@ -72,10 +62,10 @@ def joined(text: str) -> str:
 @pytest.mark.parametrize("name", engines())
 def test_every_policy_for_every_engine_is_a_file_or_a_reason(name, quantized):
     for spec in SPECS:
-        entry = exported(engines()[name], plan(spec, quantized, model='a"""b\nimport os  # `x`'))
-        assert entry.parts
-        if entry.refused:
-            assert (entry.text, entry.file, entry.command) == ("", "", "")
+        try:
+            entry = exported(engines()[name], plan(spec, quantized, model='a"""b\nimport os  # `x`'))
+        except ConfigurationError as error:
+            assert str(error).startswith(f"{name} cannot do ")
             continue
         assert any(part.how != "not expressible" for part in entry.parts)
         # What the terminal says stands in the file too.
@@ -104,11 +94,8 @@ class TestLlamaCpp:
         assert answers("llama.cpp", "pinned:pinned=[0,3],window=40")["tokens that stay"] == "approximated"
         assert value("llama.cpp", "--keep", "pinned:pinned=[0,3],window=40", bos=False) == "4"
         assert value("llama.cpp", "--ctx-size", "pinned:pinned=[0,3],window=40") == "45"
-        assert exported(engines()["llama.cpp"], plan("pinned:pinned=[0,300],window=20")).refused
-        assert "--context-shift" not in words("llama.cpp", "pinned:pinned=[0,300],window=20", "int8")
-        for spec, shifts in (("full", False), ("sink_window:num_sinks=4,window=60", True)):
-            says = exported(engines()["llama.cpp"], plan(spec, "int8")).parts[-1].says
-            assert ("rounded again at every shift" in says) == shifts == ("--context-shift" in words("llama.cpp", spec, "int8"))
+        with pytest.raises(ConfigurationError, match="the last of these stands too far behind them"):
+            exported(engines()["llama.cpp"], plan("pinned:pinned=[0,300],window=20"))
 
     def test_two_blocks_are_its_context_shift(self):
         # A context of 1 + 2 * 127 tokens and the newest is a multiple of 256.
@@ -122,8 +109,10 @@ class TestLlamaCpp:
         says = exported(engines()["llama.cpp"], plan(other)).parts[0].says
         assert "--ctx-size 205 " in says
         assert "rounds it up to 256, and blocks to 125 tokens" in says
-        refused = exported(engines()["llama.cpp"], plan("blocks:block=16,blocks=4")).refused
-        assert refused == "it gives up half of what is not kept, one of two blocks, and not one of 4"
+        with pytest.raises(
+            ConfigurationError, match="it gives up half of what is not kept, one of two blocks, and not one of 4"
+        ):
+            exported(engines()["llama.cpp"], plan("blocks:block=16,blocks=4"))
 
     def test_types_of_the_cache(self):
         for kind, wanted in (("int8", "q8_0"), ("int4", "q4_0")):
@@ -133,46 +122,12 @@ class TestLlamaCpp:
             assert found[found.index("--flash-attn") + 1] == "on"  # without it values cannot be quantised
 
 
-class TestVllm:
-    def test_a_window_counts_the_query(self):
-        assert json.loads(value("vllm", "--hf-overrides", "window:window=20")) == {"sliding_window": 21}
-
-    def test_no_window_where_tokens_should_stay(self):
-        # All is kept then: a plain window would be what the comparison found to be worse.
-        spec = "sink_window:num_sinks=4,window=60"
-        found = words("vllm", spec, "int8")
-        assert found == ["exec", "vllm", "serve", "org/model", "--kv-cache-dtype", "int8_per_token_head"]
-        assert found[-1] in VALUES["--kv-cache-dtype"]
-        assert "0.250 nats per token more" in joined(exported(engines()["vllm"], plan(spec, "int8")).text)
-        assert "keeps some tokens" in exported(engines()["vllm"], plan(spec)).refused
-
-
-@pytest.mark.parametrize("model", ["org/model", "C:\\models\\new", "mod\u00e8le", "\U0001f642 two words", "a\"b'c"])
-def test_the_script_names_the_model(model):
-    """JSON writes what is beyond 16 bits as two halves, which are two characters in Python and no name of a folder."""
-    script = ast.parse(exported(engines()["transformers"], plan("window", model=model)).text)
-    named = {node.targets[0].id: node.value for node in script.body if isinstance(node, ast.Assign)}
-    assert ast.literal_eval(named["MODEL"]) == model
-
-
-def test_mlx_and_kvpress_hold_as_many():
-    spec = "sink_window:num_sinks=4,window=15"
-    mlx, press = (exported(engines()[name], plan(spec)).text for name in ("mlx-lm", "kvpress"))
-    # RotatingKVCache counts the token at hand; a press cuts behind it.
-    assert "RotatingKVCache(max_size=20, keep=4)" in mlx
-    assert "prompt_cache=cache, prefill_step_size=1" in mlx
+def test_kvpress_cuts_behind_the_token_at_hand():
+    press = exported(engines()["kvpress"], plan("sink_window:num_sinks=4,window=15")).text
     assert "target_size=19" in press
     assert "n_sink=4" in press
-    assert answers("mlx-lm", spec, "int4")["integers"] == "not expressible"
-    assert answers("mlx-lm", "full", "int4")["integers"] == "approximated"
-    assert "kv_bits=4" in exported(engines()["mlx-lm"], plan("full", "int4")).text
-    # A plain window keeps no first tokens that the mask of a piece of a prompt could hide.
-    window = exported(engines()["mlx-lm"], plan("window:window=19"))
-    assert "RotatingKVCache(max_size=20, keep=0)" in window.text
-    assert "prefill_step_size" not in window.text
-    assert "from its later ones" not in window.text
-    assert answers("mlx-lm", spec)["positions"] == "not expressible"
-    assert answers("mlx-lm", f"{spec},positions=original")["positions"] == "expressed"
+    assert answers("kvpress", "sink_window:num_sinks=4,window=15")["positions"] == "not expressible"
+    assert answers("kvpress", "sink_window:num_sinks=4,window=15,positions=original")["positions"] == "expressed"
 
 
 # --- a finished comparison -------------------------------------------------------------------------------------------------
@@ -196,12 +151,12 @@ POLICIES = "full,window,sink_window,recompute:every=2"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a run of ``sinklab cache`` with exports, and what it printed."""
+    """The folder of a run of ``sinklab cache``."""
     folder = tmp_path_factory.mktemp("cache") / "run"
-    line = ["cache", *LINE, "--policies", POLICIES, "--export", "transformers,llama.cpp,vllm", "--out", str(folder)]
+    line = ["cache", *LINE, "--policies", POLICIES, "--out", str(folder)]
     done = CliRunner().invoke(app, line)
     assert done.exit_code == 0, done.output
-    return folder, done.stdout
+    return folder
 
 
 def export(folder, *arguments: object, status: int = 0):
@@ -210,47 +165,18 @@ def export(folder, *arguments: object, status: int = 0):
     return done
 
 
-def test_cache_writes_the_exports_of_what_it_recommends(finished):
-    folder, printed = finished
-    summary = read_run(folder, "summary.json")
-    entries = summary["exports"]
-    assert [entry["engine"] for entry in entries] == ["transformers", "llama.cpp", "vllm"]
-    assert {path.name for path in (folder / "export").iterdir()} == {entry["file"] for entry in entries if entry["file"]}
-    for entry in entries:
-        assert f"{entry['engine']}: {entry['policy']}" in printed
-        if not entry["refused"]:
-            assert (folder / "export" / entry["file"]).read_text() == entry["text"]
-            assert summary["recommendation"] in joined(entry["text"])
-
-
-def test_the_command_writes_the_same(finished, tmp_path):
-    folder, _ = finished
-    printed = export(folder, "--to", "transformers,llama.cpp", "--out", tmp_path, "--json").stdout
-    assert json.loads(printed) == read_run(folder, "summary.json")["exports"][:2]
-    for name in ("transformers_cache.py", "llama_cpp.sh"):
-        assert (tmp_path / name).read_bytes() == (folder / "export" / name).read_bytes()
-
-
-@pytest.mark.parametrize("label", ["full", "sink_window 4+12"])
-def test_the_script_gives_the_losses_of_the_table(finished, tmp_path, label):
-    """The exported script, run on the texts of the comparison, against the mean that the comparison reports."""
-    folder, _ = finished
-    summary = read_run(folder, "summary.json")
-    row = next(row for row in summary["policies"] if label in (row["label"], row["policy"]))
-    export(folder, "--to", "transformers", "--policy", row["label"], "--out", tmp_path)
-    script = runpy.run_path(str(tmp_path / "transformers_cache.py"))
-    loaded = load_model(script["MODEL"])
-    corpus, first = resolve_corpus("random_tokens"), summary["scored_from"]
-    rows = long_texts(corpus, loaded.encoder, tokens=72, documents=2, seed=0, bos=bool(summary["bos"]))
-    # Both read the same chunks of the same texts; what differs is where a mean over 64 numbers near 10 is taken, in float32
-    # (spacing 1e-6) or in float64.
-    assert script["loss"](loaded.model, rows, first=first).mean().item() == pytest.approx(row["loss"], abs=1e-5)
+def test_the_command_says_what_is_in_its_files(finished, tmp_path):
+    printed = export(finished, "--to", "kvpress,llama.cpp", "--out", tmp_path).stdout
+    summary = read_run(finished, "summary.json")
+    for name in ("kvpress_cache.py", "llama_cpp.sh"):
+        assert str(tmp_path / name) in printed
+        assert summary["recommendation"] in joined((tmp_path / name).read_text())
 
 
 def row(settings: dict) -> PolicyEntry:
     return PolicyEntry(
         settings["name"], str(settings), settings.get("num_sinks"), 12, 13, 12, settings, 2.0, None, None, 64, None, None, None,
-        8, 1.0, 1.0, 1.0, [2.0],
+        8, 1.0, 1.0, [2.0],
     )  # fmt: skip
 
 
@@ -278,71 +204,38 @@ def test_a_recommended_window_without_sinks_is_the_row_that_was_measured(name):
     assert chosen.found[0].startswith("Measured: 2.000 nats per token")
 
 
-def test_integers_are_taken_where_they_change_little():
-    def kind(low: float = -0.01, **ends: float) -> str | None:
-        entries = (QuantizedEntry(kind, "nothing", [], 12, 40, Difference(0.0, low, end), 0.5) for kind, end in ends.items())
-        found = comparison(quantized=tuple(entries))
-        assert plan_of(found, quantized="none").quantized is None
-        return plan_of(found).quantized
-
-    assert kind(int8=0.01, int4=0.019) == "int4"
-    assert kind(int8=0.01, int4=0.021) == "int8"
-    assert kind(int8=0.03, int4=0.3) is None
-    assert kind(low=-0.09, int8=0.01, int4=-0.01) is None  # a loss that falls by rounding is a change and no gain
-
-
-@pytest.mark.parametrize(("num_sinks", "kind"), [(0, None), (1, "int8"), (4, "int8")])
-def test_integers_are_taken_where_the_policy_keeps_what_was_whole(num_sinks, kind):
+@pytest.mark.parametrize(("num_sinks", "known"), [(0, False), (1, True), (4, True)])
+def test_what_integers_cost_is_said_where_the_policy_keeps_what_was_whole(num_sinks, known):
     """They were measured with the sink at position 0 in full precision; a window without sinks lets it go."""
     entry = QuantizedEntry("int8", "the sinks found", [0], 12, 40, Difference(0.001, 0.0, 0.002), 0.5)
     found = comparison(num_sinks=num_sinks, quantized=(entry,))
-    assert plan_of(found).quantized == kind
-    said = "int8 costs 0.0010 [0.0000, 0.0020]" if kind else "What int8 costs was not measured."
+    assert plan_of(found).quantized is None
+    said = "int8 costs 0.0010 [0.0000, 0.0020]" if known else "What int8 costs was not measured."
     assert plan_of(found, quantized="int8").found[-1].startswith(said)
-
-
-def test_no_engine_that_rounds_all_tokens_is_given_integers_that_cost_too_much_so():
-    """With the sink whole int8 costs nothing; where it is rounded too, as in a cache of everything, it misses the limit."""
-    whole = QuantizedEntry("int8", "the sinks found", [0], 12, 40, Difference(0.001, 0.0, 0.002), 0.5)
-    rounded = QuantizedEntry("int8", "nothing", [], None, 40, Difference(0.3, 0.2, 0.4), 0.5)
-    found = comparison(row({"name": "sink_window", "num_sinks": 1, "window": 12}), quantized=(whole, rounded))
-    files = {entry.engine: entry for entry in exports_of(plan_of(found), checked_engines(["llama.cpp", "transformers"]))}
-    assert "--cache-type" not in files["llama.cpp"].text
-    assert (
-        files["llama.cpp"].parts[-1].says.startswith("left out: it rounds all tokens, which on the grids of sinklab costs 0.3")
-    )
-    assert "QUANTIZED = 'int8'" in files["transformers"].text
-    (asked,) = exports_of(plan_of(found, quantized="int8"), checked_engines(["llama.cpp"]))
-    assert "--cache-type-k q8_0" in asked.text
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--to", "vlm"], "no engine is called 'vlm'. Known: kvpress, llama.cpp, mlx-lm, transformers, vllm"),
-        (["--to", "vllm", "--policy", "recompute"], "vllm cannot do recompute 16, every 2: it has no such rule"),
-        (["--to", "vllm", "--policy", "sink_window"], "--policy 'sink_window' stands for 2 rows"),
-        (["--to", "vllm", "--policy", "blocks"], "policy 'blocks' was not measured in this comparison"),
-        (["--to", "vllm", "--policy", "9+9"], "--policy '9+9' is no row of this comparison"),
-        (["--to", "vllm", "--policy", "widow:window=3"], "no policy is called 'widow'. Did you mean 'window'"),
+        (["--to", "vllm"], "no engine is called 'vllm'. Known: kvpress, llama.cpp"),
+        (["--to", "kvpress", "--policy", "recompute"], "kvpress cannot do recompute 16, every 2: it has no such rule"),
+        (["--to", "kvpress", "--policy", "sink_window"], "--policy 'sink_window' stands for 2 rows"),
+        (["--to", "kvpress", "--policy", "blocks"], "--policy 'blocks' is no row of this comparison"),
+        (["--to", "kvpress", "--policy", "full"], "policy 'full' keeps everything, as every engine does by itself"),
+        (["--to", "kvpress", "--policy", "widow:window=3"], "no policy is called 'widow'. Did you mean 'window'"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(finished, tmp_path, arguments, message):
     out = tmp_path / "out"
-    said = export(finished[0], *arguments, "--out", out, status=2).stderr
+    said = export(finished, *arguments, "--out", out, status=2).stderr
     assert message in said
     assert said.count("\n") == 1
     assert not out.exists()
 
 
-def test_nothing_recommended_is_a_reason_in_each_entry():
+def test_nothing_recommended_is_a_reason():
     found = dataclasses.replace(comparison(num_sinks=None), recommendation="No recommendation: the model has no window.")
-    (entry,) = advised_exports(found, checked_engines(["vllm", "vllm"]))
-    assert "the model has no window" in entry.refused
     with pytest.raises(InputError, match="recommends no policy"):
         plan_of(found)
-    with pytest.raises(ConfigurationError, match=r"vllm cannot do recompute .*leave it out of `to`"):
-        exports_of(plan("recompute"), checked_engines(["vllm"]))
     with pytest.raises(UnknownNameError):
         checked_engines([""])
-    require_advice(["sink_window", "full"], [0, 4])

@@ -169,7 +169,7 @@ def test_what_cannot_be_folded_is_one_line(done, tmp_path):
         (done[1],): "are folded already",
         (tmp_path / "sigmoid",): "folded into softmax attention, and this model has sigmoid",
         ("embedded:softmax", "--samples", "1"): "needs two or more",
-        (done[1].with_name("model"), *SHORT[:4], "--seq-len", "8"): "have 28 queries behind position 0, and a fit takes 32",
+        (done[1].with_name("model"), *SHORT[:4], "--seq-len", "8"): "have 28 queries that see position 0, and a fit takes 32",
         ("embedded:softmax", "--margin", "0"): "--margin 0.0 must be above 0 nats",
     }
     for words, message in lines.items():
@@ -200,3 +200,14 @@ def test_a_cached_entry_stands_for_the_first_token_of_the_model_as_it_is(done, f
         torch.testing.assert_close(found, loaded.model(tokens).logits[:, 1:], atol=1e-5, rtol=1e-5)
     forms = {form["name"]: form for form in json.loads((done[1] / "summary.json").read_text())["forms"]}
     assert abs(forms["a cached entry, not folded"]["change"]["mean"]) < 1e-6
+
+
+@pytest.mark.real
+def test_the_output_of_an_encoder_without_a_loss_changes_little():
+    """MiniLM folded at [CLS]: constants with a value change its token vectors by a tenth of what hiding the key does."""
+    folded = sinklab.fold_sinks(str(real("all-minilm-l6-v2")), samples=4, seq_len=96)
+    assert folded.summary["loss"] is None
+    assert sum(head["folded"] for head in folded.summary["heads"]) >= 48
+    forms = {form["name"]: form["change"]["mean"] for form in folded.summary["forms"]}
+    assert forms["constants"] < 0.1 * forms["nothing"]
+    assert forms["constants"] < 0.06

@@ -45,10 +45,7 @@ def own_weights(family: str) -> tuple[torch.nn.Module, dict, tuple]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_rows_and_sinks_are_those_of_a_session(family):
     model, batch, weights = own_weights(family)
-    names = [f"layers.{layer}" for layer in range(len(weights))]
-    found = from_weights(
-        weights, tokens=batch["input_ids"], attention_mask=batch["attention_mask"], names=names, **FAMILIES[family]
-    )
+    found = from_weights(weights, tokens=batch["input_ids"], attention_mask=batch["attention_mask"], **FAMILIES[family])
     chosen = [probe for name in probes if measurable(probe := make_probe(name, 0.3))]
     finder = SinkFinder(0.3)
     with torch.no_grad():
@@ -184,7 +181,6 @@ BAD = {
         r"no query gives anything to a key more than 2 away, and some have keys that are 7 away.*\(here 3, .*window=8 says so",
     ),
     "outside the window": (softmax(6, 6), {"window": 2}, r"query 2 gives 0\.\d+ to key 0, which it does not see"),
-    "names": (softmax(2, 1, 6, 6), {"names": ["a"]}, r"`names` has 1 different names for 2 layers"),
     "mask": (softmax(6, 6), {"attention_mask": np.ones((1, 5))}, r"`attention_mask` has shape \(1, 5\); expected .* \(1, 6\)"),
     "all padding": (softmax(6, 6), {"attention_mask": np.zeros((1, 6))}, r"every token is padding"),
     "tokens": (softmax(6, 6), {"tokens": [1, 2]}, r"`tokens` has shape \(2,\); expected \(keys,\) or .* \(1, 6\)"),
@@ -258,7 +254,7 @@ def test_a_probe_that_names_a_position_is_about_it():
     assert [place for place, _ in found.values()] == ["position 0", "position 2", "position 0", "position 2"]
     of_first, of_second = (0.7 * 16 + 0.3 - 0.1 * 13) / 16, (0.3 + 0.1 * 13) / 16
     assert [value for _, value in found.values()] == pytest.approx([of_first, of_second, of_first, of_second])
-    with pytest.raises(ConfigurationError, match="probe 'entropy': sink_position 16 lies behind 16 keys"):
+    with pytest.raises(ConfigurationError, match="probe 'entropy': sink_position 16 lies behind 16 positions"):
         from_weights(weights, probes=["entropy:sink_position=16"])
 
 

@@ -387,7 +387,7 @@ def test_parts_sum_to_the_write_and_edits_are_exact_in_every_family(name, sample
     for sublayer in structure.sublayers[2:]:  # of the second block
         writer = writer_of(model, sublayer, 4 if sublayer.kind == "attention" else None)
         split = decompose(setting, sublayer, writer, at)
-        assert split.why == ""
+        assert split.not_split == ""
         # Sums of at most 192 float32 terms, taken in float64, against the product that the model itself rounds; a mixture adds
         # experts in another order.
         assert split.error < 1e-5

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from tests.conftest import TEXT, make_sinklm, make_tokenizer
+from tests.conftest import TEXT, make_sinklm, make_tokenizer, mask_of_documents
 
 import sinklab
 from sinklab.attention.maps import AttentionMaps
@@ -258,7 +258,7 @@ def test_source_and_target_are_shown_apart():
     assert "".join(data["tokens"][0]).removeprefix("<bos>") == "import os"
     target = tokenizer("def read", add_special_tokens=False).input_ids
     assert data["targets"][0] == ["<bos>", *(tokenizer.decode([one]) for one in target[:-1])]
-    said = f"The target has {len(target)} tokens, where a head of the decoder that looks at all keys alike"
+    said = f"In texts of {len(target)} tokens a head that looks at all keys alike"
     assert said in sinklab.show(model, "import os", tokenizer=tokenizer, target="def read").html
     halves = sinklab.show(model, "import os", tokenizer=tokenizer)
     assert "two halves of the text" in halves.html
@@ -298,7 +298,8 @@ def test_several_documents_in_a_row_have_no_map(loaded):
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
     said = "a row holds several documents, whose positions an attention map cannot tell apart"
     with pytest.raises(SessionError, match=said), torch.no_grad(), attend(loaded.model, [AttentionMaps()]):
-        loaded.model(input_ids=positions + 10, position_ids=positions, use_cache=False)
+        mask = mask_of_documents(positions)
+        loaded.model(input_ids=positions + 10, position_ids=positions, attention_mask=mask, use_cache=False)
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,7 @@ RetrievalTarget = Literal["value", "token"]
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalBatch:
-    """Sequences with one trigger each.
-
-    Attributes:
-        inputs: ``(batch, length, width)``.
-        targets: same shape: what was asked for at the trigger, 0 elsewhere.
-        positions: int64 ``(batch,)``: where the trigger stands, 0-based.
-        asked: int64 ``(batch,)``: where the token stands that it asks for.
-    """
+    """Sequences with one trigger each, at ``positions``, that asks for the token at ``asked``; 0-based, ``(batch,)``."""
 
     inputs: Tensor
     targets: Tensor
@@ -35,55 +28,35 @@ class RetrievalBatch:
     @property
     def is_trigger(self) -> Tensor:
         """Boolean ``(batch, length)``."""
-        return torch.arange(self.inputs.shape[1], device=self.inputs.device) == self.positions[:, None]
+        return torch.arange(self.inputs.shape[1]) == self.positions[:, None]
 
 
 def retrieval_batch(
-    batch: int,
-    length: int,
-    keys: int,
-    values: int,
-    generator: torch.Generator | None = None,
-    position: int | None = None,
-    target: RetrievalTarget = "value",
-    *,
-    dtype: torch.dtype = torch.float32,
+    batch: int, length: int, keys: int, values: int, generator: torch.Generator, position: int | None, target: RetrievalTarget
 ) -> RetrievalBatch:
-    """Draw sequences of the task.
-
-    Args:
-        batch: number of sequences, at least 1.
-        length: tokens of a sequence with BOS, at least 4.
-        keys: number of keys, at least ``length - 2``, so that content tokens can have different ones.
-        values: coordinates of a value, at least 1. A token has ``3 + keys + values`` coordinates.
-        generator: on the CPU; the global one by default.
-        position: 0-based place of the trigger in all sequences; by default uniform on ``2 … length - 1``.
-        target: see :data:`RetrievalTarget`.
-    """
-    positions = torch.full((batch,), 0 if position is None else position)
+    """Sequences of the task, float64 ``(batch, length, 3 + keys + values)``; the trigger at ``position``, or anywhere."""
+    positions = torch.full((batch,), position or 0)
     if position is None:
         positions = torch.randint(2, length, (batch,), generator=generator)
-    rows, width, first_value = torch.arange(batch), FIRST_KEY + keys + values, FIRST_KEY + keys
-    inputs = torch.zeros(batch, length, width, dtype=dtype)
+    rows, first_value = torch.arange(batch), FIRST_KEY + keys
+    inputs = torch.zeros(batch, length, first_value + values, dtype=torch.float64)
     inputs[:, 0, BOS] = 1
     inputs[:, 1:, CONTENT] = 1
-    # The order of random numbers is a random order of the keys, of which each place takes one.
+    # Distinct keys: the order of random numbers, of which each place takes one, and the trigger none of its own.
     order = torch.rand(batch, keys, generator=generator).argsort(dim=1)[:, : length - 2]
-    # The trigger has no key of its own: behind it places are one ahead of keys.
     places = torch.arange(1, length)
     which = (places - 1 - (places > positions[:, None]).long()).clamp(max=length - 3)
-    inputs[:, 1:, FIRST_KEY:first_value] = torch.nn.functional.one_hot(order.gather(1, which), keys).to(dtype)
-    inputs[:, 1:, first_value:] = 2 * torch.rand(batch, length - 1, values, generator=generator, dtype=dtype) - 1
-    # A place among those before the trigger, BOS left out.
-    answers = 1 + (torch.rand(batch, generator=generator) * (positions - 1)).long()
+    inputs[:, 1:, FIRST_KEY:first_value] = torch.nn.functional.one_hot(order.gather(1, which), keys).double()
+    inputs[:, 1:, first_value:] = 2 * torch.rand(batch, length - 1, values, generator=generator, dtype=torch.float64) - 1
+    asked = 1 + (torch.rand(batch, generator=generator) * (positions - 1)).long()  # before the trigger, and not BOS
     inputs[rows, positions] = 0
     inputs[rows, positions, TRIGGER] = 1
-    inputs[rows, positions, FIRST_KEY:first_value] = inputs[rows, answers, FIRST_KEY:first_value]
+    inputs[rows, positions, FIRST_KEY:first_value] = inputs[rows, asked, FIRST_KEY:first_value]
     targets = torch.zeros_like(inputs)
-    targets[rows, positions] = inputs[rows, answers]
+    targets[rows, positions] = inputs[rows, asked]
     if target == "value":
         targets[..., :first_value] = 0
-    return RetrievalBatch(inputs, targets, positions, answers)
+    return RetrievalBatch(inputs, targets, positions, asked)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -168,8 +168,6 @@ def test_start_is_taken_and_its_own_bounds_hold_at_once():
 @pytest.mark.parametrize(
     ("gram", "members", "options", "complaint"),
     [
-        (torch.ones(1, 3, 2), torch.ones(1, 1, 3).bool(), {}, r"gram has shape \(1, 3, 2\)"),
-        (torch.ones(1, 3, 3), torch.ones(2, 1, 3).bool(), {}, r"members \(2, 1, 3\); expected \(groups, vertices, vertices\)"),
         (torch.full((1, 2, 2), float("nan")), torch.ones(1, 1, 2).bool(), {}, "not finite"),
         (torch.eye(2)[None], torch.ones(1, 1, 2).bool(), {"tolerance": 0.0}, "tolerance 0.0 must be at least 1e-6 of"),
     ],
@@ -309,23 +307,3 @@ def test_many_heads_and_queries_at_once_are_those_alone():
             for name in ("with_upper", "without_lower", "needed_lower", "needed_upper"):
                 ours, theirs = getattr(found, name)[head, query].item(), getattr(alone, name).item()
                 assert ours == pytest.approx(theirs, abs=1e-4 if name.startswith("needed") else 1e-5), (name, head, query)
-
-
-TRIANGLE = torch.ones(3, 3, dtype=torch.bool).tril()[None]
-EYE = torch.eye(3)[None]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "complaint"),
-    [
-        ((EYE, TRIANGLE, 0), {}, "query 0 of head 0 sees 1 keys; .* needs at least two"),
-        ((EYE, TRIANGLE[:, 1:], 2), {}, "query 0 of head 0 does not see its sink, key 2"),
-        ((EYE, TRIANGLE[:, 1:], 3), {}, "sink 3 is not the index of a key; there are 3"),
-        ((EYE, TRIANGLE[:, 1:], 0), {"delta": -0.5}, "delta -0.5 must be at least 0"),
-        ((EYE, TRIANGLE[:, 1:], 0), {"delta": float("nan")}, "delta nan must be at least 0"),
-        ((EYE * float("inf"), TRIANGLE[:, 1:], 0), {}, "not finite"),
-    ],
-)
-def test_bad_input_of_hull_certificate(arguments, options, complaint):
-    with pytest.raises(InputError, match=complaint):
-        certify_hulls(*arguments, **options)

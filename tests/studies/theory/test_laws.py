@@ -132,23 +132,13 @@ def test_score_norm_by_hand():
     assert head_score_norm(two, three, states, positions="rotary").item() == pytest.approx(6 * 5**0.5 * 2)
 
 
-def test_not_causal_rows_see_all_keys():
-    maps = torch.eye(3)
-    bound = head_entropy_bound(maps, maps, torch.eye(3), causal=False)
-    torch.testing.assert_close(bound, entropy_bound(1.0, 3).expand(3), rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
         (lambda: entropy_bound(-1.0, 4), "sigma must be finite and at least 0"),
         (lambda: entropy_bound(float("nan"), 4), "sigma must be finite and at least 0"),
-        (lambda: entropy_bound(1.0, 0), "length 0 must be at least 1"),
-        (lambda: least_entropy_scores(1.0, 1), "length 1 must be at least 2"),
-        (lambda: head_score_norm(torch.ones(2, 3), torch.ones(2, 4), torch.ones(5, 3)), r"key_weight has shape \(2, 4\), exp"),
-        (lambda: head_score_norm(torch.ones(2, 3), torch.ones(2, 3), torch.full((5, 3), math.inf)), "inputs has values"),
     ],
-    ids=["negative", "nan", "length", "tight", "shape", "infinite"],
+    ids=["negative", "nan"],
 )
 def test_bad_input(call, complaint):
     with pytest.raises(InputError, match=complaint):
@@ -277,18 +267,3 @@ def test_rotary_bounds_by_hand_and_in_the_limit():
     torch.testing.assert_close(upper, torch.tensor([1.0, e / (e + 1), e / (e + 2)], dtype=torch.float64))
     torch.testing.assert_close(lower, torch.tensor([1.0, 1 / (1 + e), 1 / (1 + 2 * e)], dtype=torch.float64))
     assert rotary_bounds(3.0, 10**6)[1][-1].item() < 5e-4
-
-
-@pytest.mark.parametrize(
-    ("call", "complaint"),
-    [
-        (lambda: uniform_weights(0), "length 0 must be at least 1"),
-        (lambda: relative_weights(torch.tensor([0.0, float("nan")])), "the bias has values that are not finite"),
-        (lambda: alibi_weights(0.0, 3), "slopes must be positive; for 0 use uniform_weights"),
-        (lambda: rotary_bounds(-1.0, 3), "norms must be finite and at least 0"),
-    ],
-    ids=["length", "bias", "slope", "norms"],
-)
-def test_bad_input_of_repeated_tokens(call, complaint):
-    with pytest.raises(InputError, match=complaint):
-        call()

@@ -59,15 +59,12 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
         if visible.shape[1] > 1:
             visible = visible.expand(batch, -1, -1, -1).reshape(*heads, -1)
     scores = torch.matmul(keys, queries.reshape(*heads, head_dim).transpose(2, 3)).transpose(2, 3) * inputs.scaling
-    carries = operation.null_value(inputs.state) is not None
-    null_mass = None
-    if operation.is_softmax and null_scores is not None and visible is None:  # one sum for both
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        total = torch.logaddexp(torch.logsumexp(scores, dim=-1), null_scores.to(scores.dtype))
-        weights = torch.exp(scores - total[..., None])
-        null_mass = torch.exp(null_scores - total) if carries else None
+    if operation.is_softmax and null_scores is not None and visible is None:  # one more score in each row
+        scores = torch.cat((scores, null_scores[..., None].to(scores.dtype)), dim=-1)
+        shares = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        weights, null_mass = shares[..., :-1], shares[..., -1]
     else:
         weights = operation.weights(scores, visible, null_scores)
-        null_mass = operation.null_mass(scores, visible, null_scores) if carries else None
+        null_mass = operation.null_mass(scores, visible, null_scores)
     outputs = torch.matmul(weights.to(values.dtype), values).reshape(batch, num_heads, 1, -1)
     return operation.finish(outputs, None if null_mass is None else null_mass.reshape(batch, num_heads, 1), inputs.state)

@@ -511,7 +511,6 @@
       });
     } else $("profile").append(el("p", { class: "missing", text: "The sink rate was not measured per position." }));
     for (const figure of data.figures) chart($("figures"), figure);
-    if (data.pictures) pictures();
   }
 
   const binName = ([start, stop]) => (stop - start === 1 ? `position ${start}` : `positions ${start}–${stop - 1}, the largest`);

@@ -83,7 +83,7 @@ def audit(
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.models.drawing import AUTO, default_corpus, reading_part
-    from sinklab.studies.audit.measurement import measure_audit, write_arrays
+    from sinklab.studies.audit.measurement import measure_audit, write_maps
     from sinklab.studies.audit.page import frame_report, write_report
     from sinklab.studies.audit.show import show
 
@@ -112,7 +112,7 @@ def audit(
             summary=audit.summary,
             table=audit.table,
             show=show,
-            files=functools.partial(write_arrays, audit.arrays),
+            files=functools.partial(write_maps, audit.maps),
             page=write_report,
             frame=frame_report,
             loaded=loaded,

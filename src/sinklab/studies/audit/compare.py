@@ -23,7 +23,6 @@ from sinklab.studies.audit.page import DEFINITIONS, LOOKS, Audit, View, head_rat
 _PERCENT = " (%)"
 """Rows whose name ends so are percentages."""
 
-
 _SETTINGS = ("threshold", "seq_len", "samples", "bos")
 """Settings that must agree before two sink rates can be compared, besides the text."""
 
@@ -59,11 +58,20 @@ class Comparison:
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        self._columns = _read(folders)
-        self._count = len(folders)
-        self.table = _table(self._columns)
+        if len(folders) < 2:
+            raise ConfigurationError(f"a comparison needs two or more output directories of audits; got {len(folders)}")
+        self._audits = [read_audit(Path(folder)) for folder in folders]
+        self._columns: list[Column] = [
+            (f"{name}, {view.part}" if view.part else name, audit, view)
+            for name, audit in zip(_names(self._audits), self._audits, strict=True)
+            for view in audit.views
+        ]
+        numbers = {name: _numbers(audit, view) for name, audit, view in self._columns}
+        rows = list(dict.fromkeys(row for column in numbers.values() for row in column))
+        cells = {name: pd.Series([column.get(row) for row in rows], dtype=object) for name, column in numbers.items()}
+        self.table = pd.DataFrame(cells).set_axis(rows, axis=0)
         self.findings = [f"{name}: {view.found.finding}" for name, _, view in self._columns]
-        self.warning = _warning([audit for _, audit, _ in self._columns])
+        self.warning = _warning(self._audits)
 
     def as_text(self) -> pd.DataFrame:
         """The table as text: three significant digits, percentages with one or two decimals, an en dash for ``None``."""
@@ -83,7 +91,7 @@ class Comparison:
         context = {
             "names": list(table.columns),
             "looks": [look_of(index) for index in range(LOOKS)],
-            "count": self._count,  # an encoder–decoder has a column for each part, and is one audit
+            "count": len(self._audits),  # an encoder–decoder has a column for each part, and is one audit
             "sentences": self.findings,
             "warning": self.warning,
             "numbers": html([Grid(headings, [[row, *table.loc[row]] for row in table.index])]),
@@ -97,6 +105,18 @@ class Comparison:
         page = render("compare.html.j2", context, data, {})
         write_file(path, lambda temporary: temporary.write_text(page, encoding="utf-8"), overwrite=overwrite, name="path")
         return path
+
+
+def _names(audits: Sequence[Audit]) -> list[str]:
+    """What the audits are called: by model, with the folder where that is not enough, and a number where that is not either."""
+    models = Counter(audit.found.model for audit in audits)
+    called = [
+        audit.found.model if models[audit.found.model] == 1 else f"{audit.found.model} · {audit.folder.name}"
+        for audit in audits
+    ]
+    return [
+        name if called.count(name) == 1 else f"{name} ({called[: index + 1].count(name)})" for index, name in enumerate(called)
+    ]
 
 
 def _heads_of(index: int, name: str, audit: Audit, view: View) -> dict[str, Any]:
@@ -117,48 +137,31 @@ def _heads_of(index: int, name: str, audit: Audit, view: View) -> dict[str, Any]
     }
 
 
-def _read(folders: Sequence[Path]) -> list[Column]:
-    """Audits with names that differ, each part of an encoder–decoder by itself."""
-    if len(folders) < 2:
-        raise ConfigurationError(f"a comparison needs two or more output directories of audits; got {len(folders)}")
-    audits = [read_audit(Path(folder)) for folder in folders]
-    models = Counter(audit.found.model for audit in audits)
-    called = [
-        audit.found.model if models[audit.found.model] == 1 else f"{audit.found.model} · {audit.folder.name}"
-        for audit in audits
-    ]
-    # The same folder given twice, or two of one name in different places.
-    repeated, shown = Counter(called), Counter[str]()
-    for index, name in enumerate(called):
-        if repeated[name] > 1:
-            shown[name] += 1
-            called[index] = f"{name} ({shown[name]})"
-    return [
-        (f"{name}, {view.part}" if view.part else name, audit, view)
-        for name, audit in zip(called, audits, strict=True)
-        for view in audit.views
-    ]
-
-
-def _table(columns: Sequence[Column]) -> pd.DataFrame:
-    numbers = {name: _numbers(audit, view) for name, audit, view in columns}
-    rows: list[str] = []
-    for column in numbers.values():
-        for before, row in zip([None, *column], column, strict=False):
-            if row not in rows:  # of this audit alone; it stands where it stands there
-                rows.insert(rows.index(before) + 1 if before is not None else 0, row)
-    return pd.DataFrame(
-        {name: pd.Series([column.get(row) for row in rows], dtype=object) for name, column in numbers.items()}
-    ).set_axis(rows, axis=0)
-
-
 def _numbers(audit: Audit, view: View) -> dict[str, object]:
     """Row to number, in the order of the table; ``None`` where it was not measured."""
+    found, numbers = audit.found, view.numbers
     corpus, revision = _text(audit)
+    loss = found.loss if view.part in ("", "decoder") else None
+    null, gate = numbers.mean_of_heads("null_mass", "null_mass"), numbers.mean_of_heads("null_mass", "output_gain")
     return {
-        **_of_model(audit, view),
+        "model": found.model,
+        "revision of the model": _short(found.revision) if found.revision else None,
+        "dtype": audit.run.get("dtype"),
+        "operation": f"{found.operation} ({found.tier})" if found.tier else found.operation,
+        f"loss ({loss_unit(found)})": loss,
+        "loss (bits per byte)": found.bits_per_byte,
         **_of_sinks(view),
-        **_of_attention_and_activations(view),
+        "null mass (%)": None if null is None else 100 * null,
+        "gate (mean factor on a head's output)": gate,
+        "entropy (nats)": numbers.mean_of_heads("entropy", "entropy"),
+        # Of a model without a sink it is measured without position 0, which is none.
+        "entropy without the sink (nats)": numbers.mean_of_heads("entropy", "entropy_without_sink")
+        if view.found.main
+        else None,
+        **{
+            row: whole if (whole := numbers.whole(*which)) is not None else (numbers.largest_by_layer(*which) or (None,))[0]
+            for row, which in _LARGEST.items()
+        },
         **_of_conditions(audit, view),
         **{f"setting: {name}": _setting(audit, name) for name in _SETTINGS},
         "setting: corpus": corpus,
@@ -166,33 +169,18 @@ def _numbers(audit: Audit, view: View) -> dict[str, object]:
     }
 
 
-def _of_model(audit: Audit, view: View) -> dict[str, object]:
-    found = audit.found
-    loss = found.loss if view.part in ("", "decoder") else None
-    return {
-        "model": found.model,
-        "revision of the model": _short(found.revision) if found.revision else None,
-        "dtype": audit.run.get("dtype"),
-        "operation": f"{found.operation} ({found.tier})" if found.tier else found.operation,
-        **({} if loss is None else {f"loss ({loss_unit(found)})": loss}),
-        "loss (bits per byte)": found.bits_per_byte,
-    }
-
-
 def _of_sinks(view: View) -> dict[str, object]:
     """The sink rates, each under its own name, and the strongest sink."""
     found, main = view.found, view.found.main
-    rates: dict[str, object] = {"sink rate at position 0, gu2024 (%)": found.sink_rate_gu2024}
-    for name, title in DEFINITIONS.items():
-        rate = view.rate(name)
-        if name == "gu2024_null":
-            rates |= {} if rate is None else {f"sink rate of the null score, {name}{_PERCENT}": rate}
-        elif name != "gu2024":
-            rates[f"{title[0].lower()}{title[1:]}, {name}{_PERCENT}"] = rate
-    place = "none" if main is None else main.position if main.kind == "position" else main.name
     token = None if main is None else main.token_there
-    return rates | {
-        "strongest sink: position": place,
+    return {
+        "sink rate at position 0, gu2024 (%)": found.sink_rate_gu2024,
+        **{
+            f"{title[0].lower()}{title[1:]}, {name}{_PERCENT}": view.rate(name)
+            for name, title in DEFINITIONS.items()
+            if name != "gu2024"
+        },
+        "strongest sink: position": "none" if main is None else main.position if main.kind == "position" else main.name,
         "strongest sink: token": "none" if main is None else None if token is None else display_token(token),
         "strongest sink: rate (%)": None if main is None else main.rate,
         "strongest sink: heads": f"{found.sink_heads:,} of {found.num_heads:,}",
@@ -201,56 +189,24 @@ def _of_sinks(view: View) -> dict[str, object]:
     }
 
 
-def _of_attention_and_activations(view: View) -> dict[str, object]:
-    numbers = view.numbers
-    null, gate = numbers.mean_of_heads("null_mass", "null_mass"), numbers.mean_of_heads("null_mass", "output_gain")
-    without = numbers.mean_of_heads("entropy", "entropy_without_sink")
-    largest = {
-        row: whole if (whole := numbers.whole(*which)) is not None else (numbers.largest_by_layer(*which) or (None,))[0]
-        for row, which in _LARGEST.items()
-    }
-    return {
-        "null mass (%)": None if null is None else 100 * null,
-        **({} if gate is None else {"gate (mean factor on a head's output)": gate}),
-        "entropy (nats)": numbers.mean_of_heads("entropy", "entropy"),
-        # Of a model without a sink it is measured without position 0, which is none.
-        "entropy without the sink (nats)": without if view.found.main is not None else None,
-        **largest,
-    }
-
-
 def _of_conditions(audit: Audit, view: View) -> dict[str, object]:
     """The rate at position 0 under the conditions of the audit; those with and without BOS where the model has one."""
+    found, rate = audit.found, "sink rate at position 0"
+    own = found.conditions[0].corpus  # which may be an artificial one
+    rates: dict[tuple[str, int | None], float] = {}
+    for condition in view.found.conditions:
+        rates.setdefault((condition.corpus, condition.bos), condition.sink_rate_gu2024)
+        rates.setdefault((condition.corpus, None), condition.sink_rate_gu2024)
     rows: dict[str, object] = {}
-    if words := bos_words(True, audit.found.bos_name):
-        name = words.removeprefix("with ")
-        with_bos, without_bos = (_condition(view, bos=bos) for bos in (1, 0))
+    if words := bos_words(True, found.bos_name):
+        name, there, gone = words.removeprefix("with "), rates.get((own, 1)), rates.get((own, 0))
+        sensitivity = None if there is None or gone is None else there - gone
         rows = {
-            f"{name} sensitivity (percentage points)": None
-            if with_bos is None or without_bos is None
-            else with_bos - without_bos,
-            f"sink rate at position 0 with {name} (%)": with_bos,
-            f"sink rate at position 0 without {name} (%)": without_bos,
-        }
-    made_up = ("random_tokens", "repeated_token") if audit.found.reads_text else ("noise", "constant")
-    return rows | {
-        f"sink rate at position 0, {condition_name(corpus, None, audit.found)} (%)": _condition(view, corpus)
-        for corpus in made_up
-    }
-
-
-def _condition(view: View, corpus: str = "", bos: int | None = None) -> float | None:
-    """Gu et al.'s rate at the first position: on a corpus, or on the audit's own with or without BOS."""
-    conditions = view.found.conditions
-    own = conditions[0].corpus  # which may be an artificial one
-    return next(
-        (
-            condition.sink_rate_gu2024
-            for condition in conditions
-            if (condition.corpus == corpus if bos is None else condition.corpus == own and condition.bos == bos)
-        ),
-        None,
-    )
+            f"{name} sensitivity (percentage points)": sensitivity, f"{rate} with {name} (%)": there,
+            f"{rate} without {name} (%)": gone,
+        }  # fmt: skip
+    made_up = ("random_tokens", "repeated_token") if found.reads_text else ("noise", "constant")
+    return rows | {f"{rate}, {condition_name(corpus, None, found)} (%)": rates.get((corpus, None)) for corpus in made_up}
 
 
 def _write(row: str, value: Any) -> str:
@@ -268,12 +224,6 @@ def _conditions(columns: Sequence[Column]) -> list[list[Any]]:
             rate = condition.sink_rate_gu2024
             rows.setdefault(name, [None] * len(columns))[index] = Bar(percent(rate), rate / 100)
     return [[name, *cells] for name, cells in rows.items()]
-
-
-def _different(audits: Sequence[Audit], settings: Sequence[str]) -> list[str]:
-    """Those of some settings in which audits that have recorded them differ."""
-    recorded = {name: [_setting(audit, name) for audit in audits] for name in settings}
-    return [name for name, values in recorded.items() if len({value for value in values if value is not None}) > 1]
 
 
 def _setting(audit: Audit, name: str) -> str | None:
@@ -304,30 +254,18 @@ def _warning(audits: Sequence[Audit]) -> str:
     """What keeps the audits from being compared: other texts, settings, or definitions; empty if nothing does."""
     sentences = []
     texts = list(dict.fromkeys(map(_text, audits)))
-    tokens = {audit.run.get("token_sha256") for audit in audits}
     if len(texts) > 1:
         listed = names([f"{name} ({_short(revision)})" for name, revision in texts])
         sentences.append(f"These audits read different texts: {listed}. Neither their rates nor their losses compare.")
-    different = _different(audits, _SETTINGS)
-    if "seq_len" in different and not any(audit.found.reads_text for audit in audits):
-        different.remove("seq_len")
-        lengths = names([f"{length:,}" for length in sorted({audit.found.seq_len for audit in audits})])
-        sentences.append(
-            f"Samples have {lengths} positions: where there are more, a head that looks at all alike gives each less."
-        )
-    if different:
+    settings = {name: {_setting(audit, name) for audit in audits} - {None} for name in _SETTINGS}
+    if different := [name for name, values in settings.items() if len(values) > 1]:
         sentences.append(f"These audits differ in {names(different)}: their rates are not comparable as they stand.")
-    if redefined := _redefined(audits):
+    versions: dict[str, set[str]] = {}
+    for entry in (entry for audit in audits for entry in audit.run.get("definitions") or ()):
+        versions.setdefault(str(entry["metric"]), set()).add(str(entry["version"]))
+    redefined = [f"{name} (versions {' and '.join(sorted(of))})" for name, of in versions.items() if len(of) > 1]
+    if redefined:
         sentences.append(f"These audits differ in the definition of {names(redefined)}: such numbers do not compare.")
-    if not sentences and len(tokens) > 1:
+    if not sentences and len({audit.run.get("token_sha256") for audit in audits}) > 1:
         sentences.append("Their tokenizers differ: losses per token do not compare, those in bits per byte do.")
     return " ".join(sentences)
-
-
-def _redefined(audits: Sequence[Audit]) -> list[str]:
-    """Metrics of which audits have different versions, each with these."""
-    versions: dict[str, dict[str, None]] = {}
-    for audit in audits:
-        for entry in audit.run.get("definitions") or ():
-            versions.setdefault(str(entry["metric"]), {})[str(entry["version"])] = None
-    return [f"{metric} (versions {' and '.join(sorted(of))})" for metric, of in versions.items() if len(of) > 1]

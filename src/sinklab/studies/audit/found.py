@@ -79,27 +79,6 @@ class Places:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PositionOfSink:
-    """A position that is a sink; ``heads`` are layer, head and rate in percent."""
-
-    position: int
-    token: str | None
-    token_share: float | None
-    rate: float
-    mean_weight: float | None
-    heads: list[tuple[int, int, float]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenOfSink:
-    """A token that plays the sink, wherever it stands: its share of all sinks, and the first positions."""
-
-    token: str
-    share_of_sinks: float
-    positions: list[int]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Condition:
     """The sink on one corpus, with or without the beginning-of-sequence token; rates in percent, the loss in nats.
 
@@ -169,8 +148,6 @@ class SinksFound:
 
     sinks: Places
     sink_rate_gu2024: float
-    sink_positions: list[PositionOfSink]
-    sink_tokens: list[TokenOfSink]
     candidate_positions: int
     candidates_by_module: dict[str, int]
     windowed_modules: int

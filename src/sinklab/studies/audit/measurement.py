@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
 from sinklab.attention.anatomy import Anatomy
-from sinklab.attention.call import PARTS, AttentionCall, LayerOutput, Part, Statistics
+from sinklab.attention.call import PARTS, Part
 from sinklab.attention.maps import AttentionMaps, token_text
-from sinklab.attention.probe import OfPart, Probe, Watcher
+from sinklab.attention.probe import OfPart, Probe
 from sinklab.attention.session import Session
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora._reading import corpus_record, read_samples
@@ -29,7 +27,6 @@ from sinklab.models.losses import is_two_sided, loss_kind
 from sinklab.models.tokenizer import kind_of
 from sinklab.probes._shared import SinkProbe
 from sinklab.registry import probes as probe_registry
-from sinklab.report.maps import PICTURES_FILE
 from sinklab.results.blocks import counted, front_names, names
 from sinklab.results.metric import definitions
 from sinklab.results.progress import PartOf, plan
@@ -62,15 +59,6 @@ LEAST_OTHERS, SHARE_OF_OTHERS = 10, 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Arrays:
-    """A safetensors file: its name, its tensors, and its metadata."""
-
-    file: str
-    tensors: dict[str, np.ndarray]
-    metadata: dict[str, str]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Audited:
     """What was measured.
 
@@ -78,13 +66,13 @@ class Audited:
         summary: for ``summary.json``.
         table: the long table of all conditions and sections.
         record: entries of ``run.json`` besides the settings.
-        arrays: what is drawn of the first samples: attention maps, and of pictures what their patches receive.
+        maps: attention maps of the first samples, and what else ``maps.safetensors`` says of them; empty where there are none.
     """
 
     summary: dict[str, Any]
     table: pd.DataFrame
     record: dict[str, Any]
-    arrays: tuple[Arrays, ...]
+    maps: tuple[dict[str, np.ndarray], dict[str, str]]
 
 
 def measure_audit(
@@ -124,15 +112,12 @@ def measure_audit(
     plan(progress, costs | {name: len(drawn) * section.cost for name, section in chosen.items() if section.cost})
     identity = check_identity(loaded.model, drawn)
     main = measuring.measure_main(*first, drawn, [name for name in probe_registry if name not in missing], say)
-    by_token = {part: finder.by_token(decoder(loaded)) for part, finder in main.finders.items()}
     conditions, tables, stopped, stopped_by = [main.condition], main.tables, "", None
     shown = drawn.take(slice(MAP_SAMPLES))
     maps = AttentionMaps(MAP_TILES, _longest(drawn) or 0)
-    patches = OnPatches() if drawn.grid is not None and drawn.pictures is not None else None
-    drawers = [maps, *([patches] if patches else [])]
     left = [measuring.stage(*other) for other in others]
     try:
-        run_probes(loaded.model, shown, drawers, batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
+        run_probes(loaded.model, shown, [maps], batch_size=MAP_SAMPLES, progress=progress, stage="attention maps")
         for source, with_bos in others:
             seen = measuring.measure(source, with_bos, measuring.draw(source, with_bos, fewer), ["sink_rate"])
             conditions.append(seen.condition)
@@ -142,7 +127,7 @@ def measure_audit(
         stopped, stopped_by = names([*left, *chosen]), _signal(signal)
 
     found = summarize(
-        loaded, conditions, by_token, drawn, threshold=threshold, reading=reading, normalized=main.session.normalized,
+        loaded, conditions, drawn, threshold=threshold, reading=reading, normalized=main.session.normalized,
         off_seam=main.session.off_seam, seed=seed, tier=main.session.tier, missing=missing,
     )  # fmt: skip
     summary: dict[str, Any] = to_json(found)
@@ -175,7 +160,7 @@ def measure_audit(
         "calls": dict(main.session.calls),
         **({} if stopped_by is None else {"stopped_by": stopped_by}),
     }
-    return Audited(summary, append(tables), record, tuple(_arrays(loaded, maps, patches, shown)))
+    return Audited(summary, append(tables), record, _maps(loaded, maps, shown))
 
 
 def _signal(interrupt: KeyboardInterrupt) -> str:
@@ -191,7 +176,6 @@ class _Pass:
     tables: list[pd.DataFrame]
     session: Session
     probes: list[Probe]
-    finders: dict[Part, SinkFinder]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -272,7 +256,7 @@ class _Measuring:
             windowed={part: finder.windowed() for part, finder in finders.items()},
             longest={part: finder.longest_sample for part, finder in finders.items()},
         )
-        return _Pass(condition, tables, probed.session, probes, finders)
+        return _Pass(condition, tables, probed.session, probes)
 
     def measure_main(
         self, source: Corpus, bos: bool, drawn: Samples, names: Sequence[str], say: Callable[[str], None]
@@ -352,40 +336,32 @@ def _plan(text: Corpus, kind: Kind, main_bos: bool, has_bos: bool) -> list[tuple
     return plan
 
 
-def write_arrays(arrays: Sequence[Arrays], folder: Path) -> None:
-    """Write what is drawn of some samples into a folder."""
+def write_maps(maps: tuple[dict[str, np.ndarray], dict[str, str]], folder: Path) -> None:
+    """Write the attention maps of some samples into a folder, if there are any."""
     from safetensors.numpy import save_file
 
-    for each in arrays:
-        save_file(each.tensors, folder / each.file, metadata=each.metadata)
-        (folder / each.file).chmod(0o644)  # safetensors makes files private
+    if maps[0]:
+        save_file(maps[0], folder / "maps.safetensors", metadata=maps[1])
+        (folder / "maps.safetensors").chmod(0o644)  # safetensors makes files private
 
 
-def _arrays(loaded: LoadedModel, maps: AttentionMaps, patches: OnPatches | None, shown: Samples) -> Iterator[Arrays]:
-    on_patches = patches.arrays() if patches else {}
-    if on_patches and shown.pictures is not None:
-        facts = {"grid": shown.grid, "names": shown.names, "sources": shown.sources}
-        about = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
-        yield Arrays(PICTURES_FILE, {"pictures": shown.pictures.numpy(), **on_patches}, about)
-    length = _longest(shown)
-    if length is None:  # modules differ in their positions, or positions are those of windows, which stand in the batch
-        return
+def _maps(loaded: LoadedModel, maps: AttentionMaps, shown: Samples) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    length, arrays = _longest(shown), maps.arrays()
+    if length is None or not arrays:  # modules differ in their positions, or positions are of windows, which stand in the batch
+        return {}, {}
     length += maps.front
-    arrays, tokens = maps.arrays(), shown.tokens
-    if arrays:
-        names = [list(shown.names or ())] * len(shown)
-        front = front_names(maps.front)
-        texts = names if tokens is None else [front + token_texts(loaded, row) for row in tokens.tolist()]
-        metadata = {
-            "tokens": json.dumps(texts, ensure_ascii=False),
-            "modules": json.dumps(maps.modules),
-            "seq_len": str(length),
-            "tile": str(-(-length // MAP_TILES)),
-        }
-        target = shown.arguments.get("decoder_input_ids")
-        if target is not None:
-            metadata["targets"] = json.dumps([token_texts(loaded, row) for row in target.tolist()], ensure_ascii=False)
-        yield Arrays("maps.safetensors", arrays, metadata)
+    front, names = front_names(maps.front), [list(shown.names or ())] * len(shown)
+    texts = names if shown.tokens is None else [front + token_texts(loaded, row) for row in shown.tokens.tolist()]
+    metadata = {
+        "tokens": json.dumps(texts, ensure_ascii=False),
+        "modules": json.dumps(maps.modules),
+        "seq_len": str(length),
+        "tile": str(-(-length // MAP_TILES)),
+    }
+    target = shown.arguments.get("decoder_input_ids")
+    if target is not None:
+        metadata["targets"] = json.dumps([token_texts(loaded, row) for row in target.tolist()], ensure_ascii=False)
+    return arrays, metadata
 
 
 def _longest(samples: Samples) -> int | None:
@@ -399,35 +375,3 @@ def _longest(samples: Samples) -> int | None:
 def token_texts(loaded: LoadedModel, ids: Sequence[int]) -> list[str]:
     """Tokens as text, one string each; numbers when the model has no tokenizer."""
     return [token_text(loaded.tokenizer, token) for token in ids]
-
-
-class OnPatches(Watcher):
-    """What every position receives in each head, and how long its hidden state is behind each layer, for every sample."""
-
-    name: ClassVar[str] = "on_patches"
-    needs: ClassVar[frozenset[str]] = frozenset({"columns", "hidden_states"})
-
-    def __init__(self) -> None:
-        self._received: dict[str, Tensor] = {}
-        self._norms: dict[int, Tensor] = {}
-
-    def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        if call.site.kind == "self":
-            assert statistics.column_share is not None  # asked for in ``needs``
-            assert statistics.column_count is not None
-            mean = statistics.column_share / statistics.column_count.clamp_min(1)
-            self._received[call.site.module] = mean.float().cpu()
-
-    def update_layer(self, output: LayerOutput) -> None:
-        if output.kind == "layer":
-            self._norms[output.site.layer] = output.hidden_states.float().norm(dim=-1).cpu()
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """``received`` ``(samples, modules, heads, positions)`` and ``norms`` ``(samples, layers + 1, positions)``, float32.
-
-        Nothing where modules differ in their heads or positions.
-        """
-        received, norms = list(self._received.values()), [self._norms[layer] for layer in sorted(self._norms)]
-        if len({tensor.shape for tensor in received}) != 1 or len({tensor.shape for tensor in norms}) != 1:
-            return {}
-        return {"received": torch.stack(received, 1).numpy(), "norms": torch.stack(norms, 1).numpy()}

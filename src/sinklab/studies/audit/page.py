@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from sinklab.report.maps import (
     add_maps,
     bins_of,
     pack_unsigned,
-    picture_data,
     pool_positions,
     read_maps,
     round_list,
@@ -49,7 +48,7 @@ class View:
     def rate(self, name: str) -> float | None:
         """The whole model's number under one definition of a sink rate, in percent, whatever unit the table has."""
         value, rows = self.numbers.whole("sink_rate", name, position=0), self.numbers.rows("sink_rate", name)
-        return None if value is None or rows is None else value if rows.unit == "percent" else 100 * value
+        return None if value is None or rows is None else value if rows["unit"].iloc[0] == "percent" else 100 * value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +175,6 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         "facts": facts_of(audit.run),
     }
     data, blobs = head_data(audit)
-    context["pictures"] = data["pictures"] = picture_data(audit.folder)
     data.update(page="report", figures=figures)
     if audit.maps is not None:
         spent = len(json_text(data).encode()) + sum(map(len, blobs.values())) + _map_overhead(audit.maps) + _RESERVE
@@ -243,7 +241,7 @@ def head_data(audit: Audit) -> tuple[dict[str, Any], dict[str, str]]:
     """What the script needs for the sink map and the panel of a head, without the maps; and packed arrays by element id."""
     numbers, positions = audit.numbers, audit.num_positions
     candidates = candidates_of(audit)
-    exact = {sink.position for view in audit.views for sink in view.found.sink_positions}
+    exact = {place.position for view in audit.views for place in _listed(view) if place.position is not None}
     bins = bins_of(positions, exact | set(candidates.tolist()))  # no group has a candidate and another position
     blobs: dict[str, str] = {}
     arrays: dict[str, dict[str, Any]] = {}
@@ -316,7 +314,7 @@ def _head_numbers(audit: Audit) -> list[dict[str, Any]]:
             continue
         if unit == "unit":
             rows = audit.numbers.rows(probe, metric)
-            unit = rows.unit if rows and rows.unit != "fraction" else ""
+            unit = "" if rows is None or rows["unit"].iloc[0] == "fraction" else str(rows["unit"].iloc[0])
         if probe == "score_gap" or metric == "entropy_without_sink":
             note = f"{name}{'; ' if note else ''}{note}"
         listed.append({"label": label, "unit": unit, "note": note, "values": round_matrix(values)})
@@ -446,32 +444,20 @@ COLOURS = 6
 LOOKS = 5 * COLOURS
 """Lines that can be told apart: the style sheet has four further dashes, ``r1`` to ``r4``."""
 
-Source = tuple[str | Callable[[View], str], Callable[[View], dict[int, float] | None], str]
-"""Series name, where its numbers come from, how its line is drawn."""
-
-Line = tuple[str, dict[str, object], dict[int, float]]
-"""A name, how it is drawn, and numbers by layer."""
+Series = tuple[str, str, str, str, str]
+"""Name (``{}`` stands for that of the sink), probe, metric, at which positions, and how the line is drawn."""
 
 
-def _positions(probe: str, metric: str) -> list[Source]:
+def _positions(probe: str, metric: str) -> list[Series]:
     """The first position, the strongest sink where it is elsewhere, and the mean of the rest."""
-
-    def sink(view: View) -> dict[int, float] | None:
-        columns = view.found.columns
-        return view.numbers.by_layer(probe, metric, "sink", columns) if columns not in ([], [0]) else None
-
     return [
-        ("first position", lambda view: view.numbers.by_layer(probe, metric, "sink", [0]), "sink"),
-        (lambda view: f"strongest sink, {view.found.sink_name}", sink, "other"),
-        ("mean of the rest", lambda view: view.numbers.by_layer(probe, metric, "rest", view.found.columns or [0]), "rest"),
+        ("first position", probe, metric, "first", "sink"),
+        ("strongest sink, {}", probe, metric, "sink", "other"),
+        ("mean of the rest", probe, metric, "rest", "rest"),
     ]
 
 
-def _plain(name: str | Callable[[View], str], probe: str, metric: str, kind: str = "sink") -> Source:
-    return name, lambda view: view.numbers.by_layer(probe, metric), kind
-
-
-FIGURES: list[tuple[str, str, str, bool, list[Source]]] = [
+FIGURES: list[tuple[str, str, str, bool, list[Series]]] = [
     ("Hidden state norm", "L2 norm", "A sink token's hidden state is usually far longer than the others.", True,
      _positions("hidden_norm", "hidden_norm")),
     ("Key norm", "L2 norm, mean over heads", "A sink's keys are usually short: the angle attracts, not the length.", False,
@@ -479,18 +465,18 @@ FIGURES: list[tuple[str, str, str, bool, list[Source]]] = [
     ("Value norm", "L2 norm, mean over heads", "A sink's values are usually short: attending to it changes little.", False,
      _positions("value_norm", "value_norm")),
     ("Entropy of attention", "nats, mean over heads", "Low entropy may be the sink alone: compare with and without it.", False,
-     [_plain("all keys", "entropy", "entropy"),
-      _plain(lambda view: f"without {view.found.sink_name}", "entropy", "entropy_without_sink", "rest")]),
+     [("all keys", "entropy", "entropy", "", "sink"), ("without {}", "entropy", "entropy_without_sink", "", "rest")]),
     ("Massive activations", "largest |value| / median", "Massive: above 100 and at least 1,000 × the median.", True,
-     [_plain("max / median", "massive_activation", "max_to_median")]),
+     [("max / median", "massive_activation", "max_to_median", "", "sink")]),
     ("Largest activation", "absolute value", "The largest absolute coordinate of the layer's output.", True,
-     [_plain("layer output", "massive_activation", "max_abs"), _plain("attention output", "outliers", "max_inf_norm", "rest")]),
+     [("layer output", "massive_activation", "max_abs", "", "sink"),
+      ("attention output", "outliers", "max_inf_norm", "", "rest")]),
     ("Kurtosis", "fourth moment / variance²", "3 for a normal distribution; larger means outliers.", True,
-     [_plain("attention output", "outliers", "kurtosis"), _plain("layer output", "outliers", "layer_kurtosis", "rest")]),
+     [("attention output", "outliers", "kurtosis", "", "sink"), ("layer output", "outliers", "layer_kurtosis", "", "rest")]),
     ("Null mass", "fraction, mean over heads", "Attention that goes to no key: a learned sink logit or key takes it.", False,
-     [_plain("null mass", "null_mass", "null_mass")]),
+     [("null mass", "null_mass", "null_mass", "", "sink")]),
     ("Head output", "norm / residual norm", "Near 0: the head does almost nothing to the residual stream.", False,
-     [_plain("mean over heads", "head_output", "relative_norm")]),
+     [("mean over heads", "head_output", "relative_norm", "", "sink")]),
 ]  # fmt: skip
 """Title, axis, how to read it, logarithmic or not, series."""
 
@@ -509,15 +495,21 @@ def layer_figures(audits: Sequence[tuple[str, View]]) -> list[dict[str, object]]
     A figure without numbers has no series and is shown as "not measured".
     """
     figures = []
-    for title, axis, caption, logarithmic, sources in FIGURES:
-        lines = _lines_of_one(audits[0][1], sources) if len(audits) == 1 else _lines_of_several(audits, sources[0])
+    for title, axis, caption, logarithmic, series in FIGURES:
+        drawn: list[tuple[str, dict[str, object], dict[int, float]]]
+        if len(audits) == 1:
+            view = audits[0][1]
+            drawn = [(one[0].format(view.found.sink_name), {"kind": one[-1]}, _by_layer(view, one)) for one in series]
+        else:
+            drawn = [(name, look_of(index), _by_layer(view, series[0])) for index, (name, view) in enumerate(audits[:LOOKS])]
+        lines = [(name, look, values) for name, look, values in drawn if values]
         layers = sorted({layer for _, _, values in lines for layer in values})
         every = [value for _, _, values in lines for value in values.values()]
         # A logarithmic axis has no place for 0, and within one decade a plain one is easier to read.
         wide = bool(every) and min(every) > 0 and max(every) > 10 * min(every)
         figures.append(
             {
-                "title": title if len(audits) == 1 or len(sources) == 1 else f"{title}, {sources[0][0]}",
+                "title": title if len(audits) == 1 or len(series) == 1 else f"{title}, {series[0][0]}",
                 "axis": axis,
                 "across": "layer",
                 "caption": caption,
@@ -532,19 +524,14 @@ def layer_figures(audits: Sequence[tuple[str, View]]) -> list[dict[str, object]]
     return figures
 
 
-def _lines_of_one(view: View, sources: Sequence[Source]) -> list[Line]:
-    """Every series of a figure that has numbers."""
-    return [
-        (label(view) if callable(label) else label, {"kind": kind}, values)
-        for label, source, kind in sources
-        if (values := source(view))
-    ]
-
-
-def _lines_of_several(audits: Sequence[tuple[str, View]], source: Source) -> list[Line]:
-    """One series of every audit that has numbers and a look of its own."""
-    _, read, _ = source
-    return [(name, look_of(index), values) for index, (name, view) in enumerate(audits[:LOOKS]) if (values := read(view))]
+def _by_layer(view: View, series: Series) -> dict[int, float]:
+    """The numbers of a series by layer; nothing where they were not measured, or the strongest sink is the first position."""
+    _, probe, metric, where, _ = series
+    columns, by_layer = view.found.columns, view.numbers.by_layer
+    if where == "sink" and columns in ([], [0]):
+        return {}
+    sinks = [0] if where == "first" else columns or [0]
+    return by_layer(probe, metric, {"first": "sink"}.get(where, where) or "none", sinks) or {}
 
 
 def layer_table(figures: Sequence[dict[str, Any]]) -> Grid:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ from sinklab.models.positions import length_warnings
 from sinklab.results.blocks import counted, front_warning, head_numbering
 from sinklab.results.intervals import mean_interval
 from sinklab.results.sections import from_json
-from sinklab.sinks import Sink, Sinks
+from sinklab.sinks import Sinks
 from sinklab.sinks.finder import enough_documents
 from sinklab.studies.audit.found import (
     AuditFound,
@@ -29,10 +28,8 @@ from sinklab.studies.audit.found import (
     FrontWorth,
     Grouped,
     Places,
-    PositionOfSink,
     Reading,
     SinksFound,
-    TokenOfSink,
     finding,
     worth_words,
 )
@@ -72,7 +69,6 @@ class Measured:
 def summarize(
     loaded: LoadedModel,
     conditions: Sequence[Measured],
-    by_token: Mapping[Part, Sequence[dict[str, Any]]],
     samples: Samples,
     *,
     threshold: float,
@@ -87,7 +83,6 @@ def summarize(
 
     Args:
         conditions: the first one is the main one.
-        by_token: of every part, tokens that play the sink under the main one (:meth:`~sinklab.sinks.SinkFinder.by_token`).
         samples: of the main condition.
         reading: how the tokenizer read them; ``None`` for samples that are no text.
         normalized: whether rows of weights sum to one (with or without a null mass).
@@ -95,7 +90,7 @@ def summarize(
         missing: probes that this tier does not serve, each with what it reads.
     """
     main, kind = conditions[0], loss_kind(loaded.model)
-    parts = [_found(part, conditions, by_token[part], threshold, _query_group(loaded)) for part in main.sinks]
+    parts = [_found(part, conditions, threshold, _query_group(loaded)) for part in main.sinks]
     first = {field.name: getattr(parts[0], field.name) for field in dataclasses.fields(SinksFound)}
     if parts[0].part:
         first |= {"part": "", "finding": " ".join(part.finding for part in parts)}
@@ -143,9 +138,7 @@ def summarize(
     return dataclasses.replace(found, finding=both) if worth_words(found) and len(both) <= LONGEST_FINDING else found
 
 
-def _found(
-    part: Part, conditions: Sequence[Measured], by_token: Sequence[dict[str, Any]], threshold: float, group_size: int
-) -> SinksFound:
+def _found(part: Part, conditions: Sequence[Measured], threshold: float, group_size: int) -> SinksFound:
     """What was found of a part of an encoder–decoder, or of all self-attention."""
     main, sinks = conditions[0], conditions[0].sinks[part]
     table, strongest = _of_part(main.table, part), sinks.main
@@ -154,9 +147,7 @@ def _found(
         sink_layers=_layers(sinks),
         grouped=_grouped(sinks, group_size, main.samples),
         sinks=from_json(Places, sinks.to_dict(), "sinks"),
-        sink_rate_gu2024=_rate(table, 0),
-        sink_positions=[_position(sink) for sink in (*sinks.sinks, *sinks.silent) if sink.kind == "position"],
-        sink_tokens=[TokenOfSink(**entry) for entry in by_token],
+        sink_rate_gu2024=float(_rates(table)[0]),
         candidate_positions=max(main.candidates[part].values(), default=0),
         candidates_by_module=dict(main.candidates[part]),
         windowed_modules=main.windowed[part][0],
@@ -166,8 +157,8 @@ def _found(
         sink_heads=(strongest.sinking or 0) if strongest else 0,
         sink_heads_by_weight=sinks.heads_by_weight,
         num_heads=len(sinks.heads),
-        first_token_mean_weight=_whole(table, "attention_received", "mean_weight", 0),
-        null_mass=_whole(table, "null_mass", "null_mass"),
+        first_token_mean_weight=_mean(table, "attention_received", "mean_weight", 0),
+        null_mass=_mean(table, "null_mass", "null_mass"),
         definitions=_definitions(table),
         conditions=[_condition(condition, part) for condition in conditions],
     )
@@ -248,29 +239,15 @@ def _grouped(sinks: Sinks, size: int, samples: int) -> Grouped | None:
     return Grouped(size, counts.count(size), counts.count(0), sum(0 < count < size for count in counts))
 
 
-def _position(sink: Sink) -> PositionOfSink:
-    token = None if sink.token is None else str(sink.token)
-    assert sink.position is not None
-    assert sink.rate is not None
-    return PositionOfSink(
-        position=sink.position, token=sink.called or (token if sink.text is None else sink.text), token_share=sink.token_share,
-        rate=sink.rate, mean_weight=sink.mass, heads=[(head.layer, head.head, rate) for head, rate in sink.heads],
-    )  # fmt: skip
+def _rates(table: pd.DataFrame) -> pd.Series:
+    """The whole model's sink rate of Gu et al. by key position."""
+    rows = table[(table["probe"] == "sink_rate") & (table["metric"] == "gu2024") & table["layer"].isna()]
+    return rows.set_index("key_position")["value"]
 
 
-def _rows(table: pd.DataFrame, probe: str, metric: str, *, whole: bool) -> pd.DataFrame:
-    chosen = table[(table["probe"] == probe) & (table["metric"] == metric)]
-    return chosen[chosen["layer"].isna()] if whole else chosen[chosen["layer"].notna()]
-
-
-def _rate(table: pd.DataFrame, position: int) -> float:
-    rows = _rows(table, "sink_rate", "gu2024", whole=True)
-    return float(rows.loc[rows["key_position"] == position, "value"].iloc[0])
-
-
-def _whole(table: pd.DataFrame, probe: str, metric: str, position: int | None = None) -> float | None:
+def _mean(table: pd.DataFrame, probe: str, metric: str, position: int | None = None) -> float | None:
     """Mean over all observations; means of heads are weighted by their counts."""
-    rows = _rows(table, probe, metric, whole=False)
+    rows = table[(table["probe"] == probe) & (table["metric"] == metric) & table["layer"].notna()]
     rows = rows if position is None else rows[rows["key_position"] == position]
     return float((rows["value"] * rows["count"]).sum() / rows["count"].sum()) if len(rows) else None
 
@@ -283,10 +260,9 @@ def _definitions(table: pd.DataFrame) -> dict[str, float]:
 
 def _condition(condition: Measured, part: Part) -> Condition:
     table, sinks = _of_part(condition.table, part), condition.sinks[part]
-    rows = _rows(table, "sink_rate", "gu2024", whole=True)
-    rows = rows[rows["key_position"] < max(condition.candidates[part].values(), default=0)]
+    rates = _rates(table)
     # Under a window that is short for the samples no position is seen by half of the queries.
-    top = None if rows.empty else rows.loc[rows["value"].idxmax()]
+    seen = rates[rates.index < max(condition.candidates[part].values(), default=0)]
     return Condition(
         corpus=condition.corpus,
         bos=int(condition.bos),
@@ -294,7 +270,7 @@ def _condition(condition: Measured, part: Part) -> Condition:
         loss=condition.loss,
         sink=sinks.describe(),
         sink_rate=sinks.main.rate if sinks.main else None,
-        sink_rate_gu2024=_rate(table, 0),
-        top_position=None if top is None else int(top["key_position"]),
-        top_rate=None if top is None else float(top["value"]),
+        sink_rate_gu2024=float(rates[0]),
+        top_position=None if seen.empty else int(seen.idxmax()),
+        top_rate=None if seen.empty else float(seen.max()),
     )

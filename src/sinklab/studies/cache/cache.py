@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -22,7 +21,6 @@ def compare_policies(
     tokens: int | None = None,
     documents: int | None = None,
     quantized: Sequence[str] = (),
-    export: Sequence[str] = (),
     seed: Seed = 0,
     bos: Bos = "auto",
     loading: Loading = Loading(),
@@ -46,10 +44,8 @@ def compare_policies(
         tokens: Tokens of a text, BOS included; by default 4 windows, and 4 times the trained length where that is at most 1024.
         documents: Largest number of texts to average over; by default 8, and down to 2 of a model of many parameters.
         quantized: Also measure a quantised cache, int8 or int4: what it costs, by the tokens that stay in full precision.
-        export: Engines to write the recommended policy for: kvpress, llama.cpp, mlx-lm, transformers, vllm; see
-            'sinklab export'.
         seed: Seed of corpora that are sampled.
-        out: Directory for report.html, summary.json, table.parquet, run.json and export; none by default.
+        out: Directory for report.html, summary.json, table.parquet, run.json; none by default.
 
     Raises:
         UnknownNameError: no such policy, corpus, model or engine.
@@ -62,7 +58,6 @@ def compare_policies(
         sinklab cache ./my-checkpoint --corpus book.txt --window 256,1024 --sinks 0,1,4
         sinklab cache org/model --policies window,sink_window,full --tokens 4096 --documents 4 --out build/cache
         sinklab cache embedded:softmax --policies sink_window,full --quantized int8,int4
-        sinklab cache org/model --export llama.cpp,transformers --out build/cache
         sinklab cache embedded:sigmoid --json > policies.json
     """
     from sinklab.corpora import resolve_corpus
@@ -77,7 +72,6 @@ def compare_policies(
     from sinklab.studies.cache.found import quantized_rows, write_page
     from sinklab.studies.cache.plan import TEXTS, affordable, checked_budgets, checked_names, default_length, long_texts
     from sinklab.studies.cache.rounding import quantized_caches, require_quantized
-    from sinklab.studies.export.chosen import FOLDER, advised_exports, checked_engines, require_advice, write_exports
     from sinklab.studies.measure.probing import uses_bos
 
     settings = {"seed": seed, "bos": bos}
@@ -85,9 +79,6 @@ def compare_policies(
         names = checked_names(policies)
         for kind in quantized:
             read_bits(kind)
-        engines = checked_engines(export)
-        if engines:
-            require_advice(names, sinks)
         text = resolve_corpus(corpus)
         loaded = loading.open(model)
         require_next_token(loaded)
@@ -106,7 +97,6 @@ def compare_policies(
             integers = quantized_caches(loaded, texts, quantized, max(budgets), progress=run.progress)
             found = dataclasses.replace(found, quantized=integers)
             rows += quantized_rows(integers, len(texts))
-        found = dataclasses.replace(found, exports=advised_exports(found, engines))
         return run.finish(
             summary=to_json(found),
             table=make_table(
@@ -115,12 +105,11 @@ def compare_policies(
             ),
             show=SECTION.blocks,
             page=write_page,
-            files=functools.partial(write_exports, found.exports, inside=FOLDER),
             loaded=loaded,
             config={
                 "corpus": text.label, "tokens": length, "documents": len(texts), "windows": budgets,
                 "sinks": sorted(set(sinks)), "policies": policies and names, "quantized": list(quantized),
-                "export": list(export), "bos_tokens_per_sample": int(with_bos),
+                "bos_tokens_per_sample": int(with_bos),
             },
             model={"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},
             corpus=corpus_record(text),

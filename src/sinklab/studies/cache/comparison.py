@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,12 +71,11 @@ LARGEST_CACHE, LONGEST_TEXT, TEXTS = 128, 2048, 4
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Measured:
-    """One policy: losses ``(documents, tokens - 1)`` in nats, NaN where not scored, and tokens scored in a second."""
+    """One policy: its losses ``(documents, tokens - 1)`` in nats, NaN where not scored."""
 
     policy: Policy
     budget: int | None
     losses: Tensor
-    reading: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +88,7 @@ class _Curve:
 
 
 def require_next_token(loaded: LoadedModel) -> None:
-    """Refuse a model that policies have no loss for.
-
-    Raises:
-        UnsupportedModelError: it predicts no next token.
-    """
+    """Refuse a model that policies have no loss for."""
     if not is_causal_lm(loaded.model):
         raise UnsupportedModelError(
             f"{type(loaded.model).__name__} predicts no next token, so policies have no loss to compare"
@@ -177,7 +171,8 @@ def compared(
                 _require_positions(loaded, length)
             report = functools.partial(progress, stage)
             dense = next((entry.losses for entry in measured if entry.policy.name == "full"), None)
-            measured.append(_measure(loaded.model, rows, policy, budget, first, parts, dense, report))
+            token_losses = _losses(loaded.model, rows, policy, parts, dense, report)
+            measured.append(_Measured(policy, budget, token_losses))
         except (ConfigurationError, UnsupportedModelError) as error:
             left_out.append(LeftOut(policy.name, label(policy), str(error)))
     if not measured:
@@ -196,7 +191,12 @@ def compared(
     counts = [int((~entry.losses[:, first - 1 :].isnan()).sum()) for entry in measured]
     windows = _windows(measured)
     curves = [_curve(entry, windows.get(entry.budget), first, points) for entry in measured]
-    measured = [_completed_entry(entry, windows, first, edges) for entry in measured]
+    measured = [
+        dataclasses.replace(entry, losses=_completed(entry.losses, windows[entry.budget], first, edges))
+        if entry.policy.name == "recompute" and entry.budget in windows
+        else entry
+        for entry in measured
+    ]
     scored = [entry.losses[:, first - 1 :] for entry in measured]
     references = _references(measured, scored, budgets)
     entries = [
@@ -222,35 +222,20 @@ def _require_positions(loaded: LoadedModel, length: int) -> None:
         ) from error
 
 
-def _measure(
+def _losses(
     model: PreTrainedModel,
     rows: Tensor,
     policy: Policy,
-    budget: int | None,
-    first: int,
     wanted: Sequence[range],
     dense: Tensor | None,
     report: Callable[[int, int], None],
-) -> _Measured:
+) -> Tensor:
     """Losses under a policy; those of tokens that see all before them are taken over from ``dense`` where it is there."""
     if isinstance(policy, Recompute):
-        started = time.perf_counter()
-        token_losses, read = _recomputed(model, rows, policy, wanted, report)
-        return _Measured(policy, budget, token_losses, read / (time.perf_counter() - started))
+        return _recomputed(model, rows, policy, wanted, report)
     same = 0 if dense is None else _tokens_alike(policy, rows.shape[1]) // CHUNK * CHUNK  # chunks stay where they were
-    times: list[tuple[float, int]] = []
-
-    def note(done: int, total: int) -> None:
-        times.append((time.perf_counter(), done))
-        report(done, total)
-
-    token_losses = losses(model, rows, policy, first=1 + same, progress=note)
-    if dense is not None:
-        token_losses = torch.cat((dense[:, :same], token_losses), dim=1)
-    # Of tokens that every policy computes the logits of, if there are some.
-    later = [entry for entry in times if entry[1] >= len(rows) * (first - 1)]
-    (begun, before), (ended, after) = (later if len(later) > 1 else times)[0], times[-1]
-    return _Measured(policy, budget, token_losses, (after - before) / (ended - begun))
+    token_losses = losses(model, rows, policy, first=1 + same, progress=report)
+    return token_losses if dense is None else torch.cat((dense[:, :same], token_losses), dim=1)
 
 
 def _tokens_alike(policy: Policy, length: int) -> int:
@@ -282,20 +267,18 @@ def _recomputed(
     policy: Recompute,
     wanted: Sequence[range],
     report: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Tensor, int]:
+) -> Tensor:
     """Losses of these tokens; what such a policy sees is its window, wherever the reading began, but where a block begins."""
     length = rows.shape[1]
     token_losses = torch.full((len(rows), length - 1), torch.nan)
-    read = 0
     for number, tokens in enumerate(wanted):
         report(number, len(wanted))
         before = max(0, tokens.start - policy.max_held(length))
         before -= before % policy.every
         part = losses(model, rows[:, before : tokens.stop], policy, first=tokens.start - before)
         token_losses[:, tokens.start - 1 : tokens.stop - 1] = part
-        read += part.numel()
     report(len(wanted), len(wanted))
-    return token_losses, read
+    return token_losses
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -364,7 +347,6 @@ def _policy_entry(
         against_full=_difference(part, references.full),
         decoded_tokens=speed.steps,
         tokens_per_second=speed.tokens_per_second,
-        reading_tokens_per_second=entry.reading,
         bytes_held=speed.bytes_held,
         loss_by_position=curve.means,
         loss_errors=curve.errors,
@@ -416,13 +398,6 @@ def _windows(measured: Sequence[_Measured]) -> dict[int | None, Tensor]:
         if entry.budget and plain and (entry.budget not in windows or entry.policy.positions == "in_cache"):
             windows[entry.budget] = entry.losses
     return windows
-
-
-def _completed_entry(entry: _Measured, windows: dict[int | None, Tensor], first: int, edges: Sequence[int]) -> _Measured:
-    """The same, of re-computation with losses of all tokens from ``first`` on, where there is a window of its size."""
-    if entry.policy.name != "recompute" or entry.budget not in windows:
-        return entry
-    return dataclasses.replace(entry, losses=_completed(entry.losses, windows[entry.budget], first, edges))
 
 
 def _curve(entry: _Measured, window: Tensor | None, first: int, points: Sequence[tuple[int, int]]) -> _Curve:

@@ -11,13 +11,14 @@ from sinklab.results.blocks import Block, Cell, Curves, Facts, Grid, Say, counte
 from sinklab.results.intervals import LEAST_PARTS, rare_cost
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.studies.cache import SECTION
-from sinklab.studies.export.base import INTEGER_MARGIN, ExportEntry, show_exports
+
+INTEGER_MARGIN = 0.02
+"""Nats per token by which integers may change the loss at most (the whole interval) before they are taken; as of sinks."""
 
 LOSS_BY_POSITION = Metric(
     "loss_by_position", "nats", "Mean next-token loss over the texts of the tokens predicted from here on, up to the next row."
 )
 DECODING_SPEED = Metric("decoding_tokens_per_second", "tokens/s", "Tokens decoded one by one over the time that this took.")
-READING_SPEED = Metric("reading_tokens_per_second", "tokens/s", "Tokens of a text read at once over the time that this took.")
 BYTES_HELD = Metric("bytes_held", "bytes", "Bytes of keys and values that the cache of one text holds in the end.")
 GAP = Metric(
     "cache_quantization_gap",
@@ -77,8 +78,7 @@ class PolicyEntry:
         loss, loss_low, loss_high: nats per token, of the tokens from ``scored_from`` on.
         against_window, against_recompute, against_full: its loss less that of the window without sinks of the same size, of
             the window computed anew for every token, and of dense attention.
-        tokens_per_second, reading_tokens_per_second: of single-token steps, and of a text read at once.
-            The second is of tokens from the first scored one on.
+        tokens_per_second: of single-token steps.
         loss_by_position: over the stretches of :attr:`Comparison.positions`; of a policy that was scored at some tokens, in the
             middle of coarser ones.
         loss_errors: half of the 95 % interval of each of those, where they are of some tokens; ``None`` where of all.
@@ -100,7 +100,6 @@ class PolicyEntry:
     against_full: Difference | None
     decoded_tokens: int
     tokens_per_second: float
-    reading_tokens_per_second: float
     bytes_held: float
     loss_by_position: list[float | None]
     loss_errors: list[float | None] | None = None
@@ -159,7 +158,6 @@ class Comparison:
     better_pinned: str | None = None
     notes: list[str] = field(default_factory=list)
     quantized: list[QuantizedEntry] = field(default_factory=list)
-    exports: list[ExportEntry] = field(default_factory=list)
 
 
 def policy_rows(found: Comparison, counts: Sequence[Sequence[int]]) -> Iterator[Row]:
@@ -169,7 +167,6 @@ def policy_rows(found: Comparison, counts: Sequence[Sequence[int]]) -> Iterator[
         for metric, value, count in (
             (LOSS, entry.loss, entry.scored_tokens),
             (DECODING_SPEED, entry.tokens_per_second, entry.decoded_tokens),
-            (READING_SPEED, entry.reading_tokens_per_second, 1),
             (BYTES_HELD, float(entry.bytes_held), 1),
         ):
             yield {**of_policy, "metric": metric, "value": value, "count": count}
@@ -217,7 +214,6 @@ def show(found: Comparison) -> Iterator[Block]:
         yield Say(f"Left out: {names(list(dict.fromkeys(policies)))}: {reason}", small=True)
     if found.quantized:
         yield from show_quantized(found.quantized, found.documents)
-    yield from show_exports(found.exports)
 
 
 def recommended(found: Comparison) -> PolicyEntry | None:

@@ -253,11 +253,7 @@ def each_once(plan: Iterable[tuple[Policy, int | None]]) -> list[tuple[Policy, i
 
 
 def require_one_name(policy: Policy, first: Policy) -> None:
-    """Refuse a policy that is called as another one is.
-
-    Raises:
-        ConfigurationError: it is.
-    """
+    """Refuse a policy that is called as another one is."""
     if first != policy:
         raise ConfigurationError(
             f"two policies are both called {policy.describe()!r}, and what is measured of them could not be told apart: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 import shlex
@@ -43,15 +42,6 @@ RENAMED = {"causes": {"positions": "seq_len"}}
 """Settings that a record has under another name than the option."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Card:
-    """What a card says of a run: the model's name without folders, and the section in Markdown."""
-
-    model: str
-    kind: str
-    text: str
-
-
 @command
 def card(run: Path) -> Listing:
     """Print a section for the model's card: what a run found, with its numbers, and how to repeat it.
@@ -70,11 +60,11 @@ def card(run: Path) -> Listing:
     """
     from rich.text import Text
 
-    return Listing(dataclasses.asdict(card_of(run)), lambda record: [Text(str(record["text"]).rstrip("\n"))])
+    return Listing(card_of(run), lambda record: [Text(record["text"].rstrip("\n"))])
 
 
-def card_of(folder: Path) -> Card:
-    """The card of the run in a folder.
+def card_of(folder: Path) -> dict[str, str]:
+    """The card of the run in a folder: ``model``, without the folders that it lay in, ``kind``, and ``text`` in Markdown.
 
     Raises:
         InputError: no finished run there, or one of a command that has no card.
@@ -95,7 +85,7 @@ def card_of(folder: Path) -> Card:
     again = f"{fence}console\n{line}\n{fence}\n\n" if line else ""
     made = "; ".join(f"{name} {text}" for name, text in _made(record, summary))
     text = "\n".join(_public(markdown(blocks)).splitlines()) + f"\n{again}{made}.\n"
-    return Card(public_name(model), kind, text)
+    return {"model": public_name(model), "kind": kind, "text": text}
 
 
 def _public(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
@@ -13,8 +13,6 @@ from sinklab.studies.arguments import Loading, ModelSource, Output, Seed, comman
 if TYPE_CHECKING:
     from sinklab.corpora.base import Encoder
     from sinklab.models.loading import LoadedModel
-    from sinklab.policies.base import Policy
-    from sinklab.registry import Registry
     from sinklab.tasks.base import Task
 
 HARNESS = "lm_eval:"
@@ -29,7 +27,6 @@ def depend(
     *,
     corpus: str | None = None,
     bos: str = "auto",
-    policies: Sequence[str | Policy] | None = None,
     window: int | None = None,
     sinks: Sequence[int] = (4,),
     items: int = 64,
@@ -41,7 +38,7 @@ def depend(
     """Test which scores depend on the sink: every task under several caches, with paired intervals and a verdict.
 
     Scores are those of lm-evaluation-harness (sinklab[evaluation]), each read through the cache. Gives for each task a table, a
-    verdict (yes, no, undecided) and an index of dependence, and up to which length context helps under each policy.
+    verdict (yes, no, undecided) and an index of dependence, and the score by distance or context under each policy.
 
     The verdict compares two caches of the same size, one with sinks and one without, on the questions that are asked after the
     cache is full and whose fact both still hold. yes: the score is better with sinks by more than the task's minimal effect
@@ -54,8 +51,6 @@ def depend(
         corpus: Text for tasks that read one and name none: a UTF-8 text, a folder, or a name from 'sinklab list corpora'; by
             default python_source.
         bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one or two.
-        policies: Policies besides the two that are compared: full, 8+1016 (sinks+window), or a name with settings, which holds
-            as many tokens as these if it sets no size; by default full and every number of sinks.
         window: Tokens before the query that a cache holds, sinks included; by default half the trained length, at most 1024, or
             less where every layer has a narrower window.
         sinks: Numbers of first tokens to keep; the verdict is on the largest.
@@ -69,14 +64,14 @@ def depend(
         ``tasks`` may be objects too.
 
     Raises:
-        SinklabError: see the errors of loading, tasks and policies. A policy other than the two compared that the model
-            cannot run is reported with the reason and left out.
+        SinklabError: see the errors of loading and tasks. Where the model cannot read the whole text, that is reported with
+            the reason and left out.
 
     Examples:
         sinklab depend embedded:softmax --task long_text
         sinklab depend embedded:softmax --task passkey,line_lookup --window 120 --out build/depend
         sinklab depend ORG/MODEL --task long_text,passkey --corpus book.txt
-        sinklab depend ORG/MODEL --task long_text:corpus=book.txt --policies 8+1016,blocks --json
+        sinklab depend ORG/MODEL --task long_text:corpus=book.txt --sinks 1,4 --json
         sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200
     """
     from sinklab.registry import policies as policy_registry
@@ -111,7 +106,7 @@ def depend(
         loaded = loading.open(model)
         require_windows(loaded)
         front = _front(bos, loaded.encoder)
-        contenders = make_contenders(default_window(loaded) if window is None else window, sinks, policies)
+        contenders = make_contenders(default_window(loaded) if window is None else window, sinks)
         largest = max(policy.max_held(1 << 62) - 1 for policy in contenders.policies.values() if policy.bounded)
         prepared = [
             prepare_harness(loaded, task.removeprefix(HARNESS), contenders, items, seed, front)
@@ -154,8 +149,7 @@ def depend(
             loaded=loaded,
             config={
                 "window": contenders.budget,
-                "tasks": _as_given(registry, tasks),
-                "policies": policies and _as_given(policy_registry, policies),
+                "tasks": [task if isinstance(task, str) else registry.settings(task) for task in tasks],
             },
             model={"name": loaded.name, "revision": loaded.revision, "operation": loaded.operation},
             policies={name: policy_registry.settings(policy) for name, policy in contenders.policies.items()},
@@ -195,11 +189,6 @@ def _identity(loaded: LoadedModel, *, stored: bool) -> dict[str, object]:
     identity["fingerprint"] = fingerprint(loaded.model)
     identity["classes"] = [cls.__qualname__ for cls in classes_of(loaded.model)]
     return identity
-
-
-def _as_given(registry: Registry[Any], plugins: Sequence[str | Task | Policy]) -> list[object]:
-    """Plug-ins for the record: those given as text as they were written, objects by their settings."""
-    return [plugin if isinstance(plugin, str) else registry.settings(plugin) for plugin in plugins]
 
 
 def _with_corpus(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:

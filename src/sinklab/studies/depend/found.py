@@ -38,8 +38,6 @@ class PolicyScore:
     Attributes:
         score: mean over the items that count; ``None`` of a policy that was not run.
         difference: from the window without sinks, paired by items; ``None`` of that window itself.
-        effective_length: distance in tokens up to which it answers; 0 where it never does, ``None`` where nothing is above
-            chance or the task has no distances.
         all_documents: mean over all documents, those that do not fill the cache included.
         refused: why it was not run.
     """
@@ -47,7 +45,6 @@ class PolicyScore:
     policy: str
     score: Interval | None = None
     difference: Interval | None = None
-    effective_length: int | None = None
     all_documents: float | None = None
     refused: str = ""
 

@@ -29,7 +29,6 @@ from sinklab.models.loading import LoadedModel, opened
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec, SlotPolicy
 from sinklab.policies.full import Full
-from sinklab.policies.recompute import Recompute
 from sinklab.policies.window import Window
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
@@ -92,7 +91,6 @@ class PolicyLM(TemplateLM):
         model: a name for :func:`sinklab.load_model`, a loaded model, or a transformers model, then with ``tokenizer``.
         policy: the object, its name, or ``{"name": …, setting: …}``.
         bos: how many beginning-of-sequence tokens every text begins with; by default what the tokenizer puts there.
-        quantized: ``"int8"`` or ``"int4"``: of the cache; see :func:`~sinklab.streaming.reader.open_reader`.
         tokenizer: of a transformers model that is given as such.
         batch_size: requests read side by side, padded on the left, where a cache cannot be shared by texts with a common
             beginning, and to generate.
@@ -111,7 +109,6 @@ class PolicyLM(TemplateLM):
         policy: PolicySpec,
         *,
         bos: int | None = None,
-        quantized: str | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         batch_size: int = 8,
         chunk: int = 128,
@@ -132,9 +129,9 @@ class PolicyLM(TemplateLM):
                 f"bos {bos} must be 0 or more, and 0 for a tokenizer without a beginning-of-sequence token"
             )
         self.tokenizer: PreTrainedTokenizerBase = chosen
-        self.bos, self.quantized = bos, quantized
+        self.bos = bos
         self.model, self.name, self.batch_size, self.chunk = loaded.model, loaded.name, batch_size, chunk
-        self.policy = open_reader(self.model, policy, chunk=chunk, quantized=quantized).policy
+        self.policy = open_reader(self.model, policy, chunk=chunk).policy
         self.progress, self.beginnings = progress, beginnings
         self._device = loaded.device
         # Nothing but what a window shows reaches a token: no learned tokens in front, and no state beside the cache.
@@ -259,7 +256,6 @@ class PolicyLM(TemplateLM):
             "policy": policies.settings(self.policy),
             "policy_text": self.policy.describe(),
             "bos": self.bos_record(),
-            "quantized": self.quantized,
             "model_dtype": str(self.model.dtype),
         }
 
@@ -286,9 +282,8 @@ class PolicyLM(TemplateLM):
 
     def _answers(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """Of contexts and continuations; what texts have in common is read once where the cache can be shared."""
-        policy = Full() if isinstance(self.policy, Recompute) else self.policy
-        reader = open_reader(self.model, policy, chunk=self.chunk, quantized=self.quantized)
-        if isinstance(reader, CacheReader) and reader.forks and self.quantized is None:
+        reader = open_reader(self.model, self.policy, chunk=self.chunk)
+        if isinstance(reader, CacheReader) and reader.forks:
             return self._shared(reader, texts)
         answers: dict[int, tuple[float, bool]] = {}
         for batch in self._batches([context + continuation for context, continuation in texts]):
@@ -298,7 +293,7 @@ class PolicyLM(TemplateLM):
 
     def _shared(self, reader: CacheReader, texts: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         """As :meth:`_score`, each beginning that several texts have read once: a tree of texts whose branches are rows."""
-        parts = [part for owner, text in enumerate(texts) for part in self._parts(*text, owner)]
+        parts = [self._part(*text, owner) for owner, text in enumerate(texts)]
         parts.sort(key=lambda part: part.ids)
         common = [0, *(_common(one.ids[:-1], two.ids[:-1]) for one, two in pairwise(parts))]
         total = sum(len(part.ids) - 1 - shared for part, shared in zip(parts, common, strict=True))
@@ -315,20 +310,14 @@ class PolicyLM(TemplateLM):
             reader.reset()
         return list(zip(totals, greedy, strict=True))
 
-    def _parts(self, context: list[int], continuation: list[int], owner: int) -> Iterator[_Part]:
-        """What is to be read for one text: windows under recomputation, else as much as its scores depend on."""
+    def _part(self, context: list[int], continuation: list[int], owner: int) -> _Part:
+        """What is to be read for one text: as much as its scores depend on."""
         ids, policy, query = (*context, *continuation), self.policy, len(context) - 1
-        if isinstance(policy, Recompute):
-            while query < len(ids) - 1:
-                first, stop = policy.first(query), min(policy.stop(query), len(ids) - 1)
-                yield _Part(ids[first : stop + 1], query + 1 - first, owner)
-                query = stop
-            return
         first = 0
         if isinstance(policy, Window) and self._sees_windows_only:
             # A layer looks one window farther back than the one above it.
             first = max(0, query - policy.window * int(self.model.config.get_text_config().num_hidden_layers))
-        yield _Part(ids[first:], query + 1 - first, owner)
+        return _Part(ids[first:], query + 1 - first, owner)
 
     def _begin(self, texts: Sequence[list[int]]) -> tuple[Reader, Tensor, Tensor | None]:
         """A reader at its beginning, and the texts padded on the left, with their mask."""
@@ -336,7 +325,7 @@ class PolicyLM(TemplateLM):
         padding = self.eot_token_id or 0  # which the mask hides
         tokens = torch.tensor([[padding] * (length - len(text)) + text for text in texts], device=self.device)
         mask = torch.tensor([[0] * (length - len(text)) + [1] * len(text) for text in texts], device=self.device)
-        reader = open_reader(self.model, self.policy, chunk=self.chunk, quantized=self.quantized)
+        reader = open_reader(self.model, self.policy, chunk=self.chunk)
         return reader, tokens, None if bool(mask.all()) else mask
 
     def _score(self, contexts: Sequence[list[int]], continuations: Sequence[list[int]]) -> Iterator[tuple[float, bool]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -147,28 +147,6 @@ def _share(means: np.ndarray) -> np.ndarray:
     return result
 
 
-Curve = Sequence[tuple[int, np.ndarray]]
-"""Places on the task's axis, ascending, each with one number an item."""
-
-
-def effective_length(curves: Mapping[str, Curve], *, chance: float) -> dict[str, int | None]:
-    """For each policy the largest place on its curve up to which the mean score is above half way from chance to the best.
-
-    Returns:
-        0 for a policy that is below at the first place already; ``None`` for all if none is above chance anywhere: the smallest
-        probability of its best mean being chance, by the interval of :func:`mean_over_items` at 99 %, decides.
-    """
-    best = max((values for curve in curves.values() for _, values in curve), key=lambda values: float(np.mean(values)))
-    if mean_over_items(best, level=0.99, scale=1.0).low <= chance:
-        return dict.fromkeys(curves)
-    threshold = chance + 0.5 * (float(np.mean(best)) - chance)
-    lengths: dict[str, int | None] = {}
-    for policy, curve in curves.items():
-        below = next((index for index, (_, values) in enumerate(curve) if float(np.mean(values)) < threshold), len(curve))
-        lengths[policy] = curve[below - 1][0] if below else 0
-    return lengths
-
-
 def _mean(interval: Interval) -> float:
     return interval.mean
 
@@ -230,10 +208,6 @@ def outcome(prepared: Prepared, scored: Scored, contenders: Contenders, level: f
     index = measure_dependence(judged, without, floor, chance=chance, scale=scale, level=level)
     axis = None if task is None else task.axis
     curves = {} if axis is None else {name: _curve(prepared, scores) for name, scores in scored.scores.items()}
-    lengths: dict[str, int | None] = {}
-    if axis == "distance":
-        assert chance is not None, "what is found at a distance has a chance"
-        lengths = effective_length(curves, chance=chance)
     shown = [
         PolicyScore(
             name,
@@ -241,7 +215,6 @@ def outcome(prepared: Prepared, scored: Scored, contenders: Contenders, level: f
             None
             if name == contenders.without
             else mean_over_items(values[name] - without, level=level, scale=scale, paired=True),
-            lengths.get(name),
             float(scored.scores[name].mean()),
         )
         if name in values

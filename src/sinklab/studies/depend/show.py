@@ -40,9 +40,7 @@ def _task(outcome: Outcome) -> Iterator[Block]:
     if outcome.verdict == "no":  # of means, which hide what few items have
         yield Say(rare_cost(outcome.items, "item"), small=True)
     headings = ["policy", f"{outcome.metric.replace('_', ' ')}, {outcome.unit}", f"less {outcome.without}"]
-    found_back = ["found back to"] if outcome.axis == "distance" else []
-    rows = [[row.policy, *_scores(row), *([_length(row)] if found_back else [])] for row in outcome.policies]
-    yield Grid([*headings, *found_back], rows)
+    yield Grid(headings, [[row.policy, *_scores(row)] for row in outcome.policies])
     for row in outcome.policies:
         if row.refused:
             yield Say(f"{row.policy} was not run: {row.refused}", small=True)
@@ -67,9 +65,3 @@ def _index(outcome: Outcome) -> tuple[str, str]:
     """The task and its index with the interval, or why there is none."""
     found = outcome.dependence
     return outcome.task, interval(found, places=3) if isinstance(found, Interval) else found.refused
-
-
-def _length(row: PolicyScore) -> str:
-    if row.score is None:
-        return ""
-    return "at chance" if row.effective_length is None else counted(row.effective_length, "token")

@@ -1,23 +1,20 @@
-"""The policy of a finished comparison that is to be written for engines, what was measured of it, and the files."""
+"""The policy of a finished comparison that is to be written for engines, and what was measured of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import get_args
 
-from sinklab.errors import ConfigurationError, InputError, UnknownNameError
-from sinklab.policies.base import Policy, Positions, SlotPolicy
+from sinklab.errors import InputError, UnknownNameError
+from sinklab.policies.base import Policy, Positions
 from sinklab.registry import policies
 from sinklab.results.blocks import counted, interval
 from sinklab.results.sections import from_json
-from sinklab.results.table import read_run, write_text
+from sinklab.results.table import read_run
 from sinklab.streaming.limits import require_integers
-from sinklab.studies.cache.found import Comparison, PolicyEntry, QuantizedEntry
-from sinklab.studies.export.base import INTEGER_MARGIN, Engine, ExportEntry, ExportPlan, IntegerChoice, engines, exported
-
-FOLDER = "export"
-"""Folder of the files inside that of a run."""
+from sinklab.studies.cache.found import Comparison, PolicyEntry
+from sinklab.studies.export.base import Engine, ExportPlan, engines
 
 
 def comparison_of(folder: Path) -> Comparison:
@@ -35,65 +32,27 @@ def comparison_of(folder: Path) -> Comparison:
     return from_json(Comparison, comparison, folder / "summary.json")
 
 
-def require_advice(names: Sequence[str], sinks: Sequence[int]) -> None:
-    """Refuse a comparison in which nothing can be recommended, before it is made.
-
-    Raises:
-        ConfigurationError: it lacks a window without sinks, or one with some.
-    """
-    measured = {policies.read(name)["name"] for name in names}
-    without = "window" in measured or ("sink_window" in measured and 0 in sinks)
-    if not without or "sink_window" not in measured or not any(sinks):
-        raise ConfigurationError(
-            "`export` writes the recommended policy, which takes a window without sinks and one with some; `policies` must "
-            "have window and sink_window, and `sinks` a number above 0"
-        )
-
-
-def plan_of(found: Comparison, policy: str | None = None, quantized: IntegerChoice = "auto") -> ExportPlan:
+def plan_of(found: Comparison, policy: str | None = None, quantized: str | None = None) -> ExportPlan:
     """A policy of a comparison, by default the recommended one.
 
     Args:
         policy: a row of the table by its label or its name, or ``name:setting=value`` for one that need not have been measured.
-        quantized: ``auto`` takes the fewest bits that change the loss by :data:`INTEGER_MARGIN` at most where that is
-            measured, with no token in full precision that the policy does not keep, or none.
+        quantized: ``int8`` or ``int4`` for a cache of integers.
 
     Raises:
-        InputError: nothing was recommended; a name that stands for several rows, or for none.
+        InputError: nothing was recommended; a name that stands for several rows, or for none; a policy that keeps everything.
         UnknownNameError, ConfigurationError: no such policy; integers that it cannot have.
     """
-    made, entry = _recommended(found) if policy is None else _named(found, policy)
-    kind: str | None = None if quantized == "none" else quantized
+    made, entry = _recommended(found) if policy is None else _chosen(found, policy)
+    if not made.bounded:
+        raise InputError(f"policy {made.name!r} keeps everything, as every engine does by itself; name another with `policy`")
     sentences = [_loss(found, entry)]
     if policy is None:
         sentences.append(found.recommendation)
-    ring = made if isinstance(made, SlotPolicy) and made.is_one_ring else None
-    measured = [
-        one
-        for one in found.quantized
-        # A token that was whole there and leaves here is another cache: it is kept whole because rounding it costs most.
-        if ring is not None and one.window is not None and set(one.positions) <= set(ring.pinned)
-    ]
-    if kind == "auto":
-        kind = _cheapest(measured)
-    elif kind is not None and made.bounded:
+    if quantized is not None:
         require_integers(made)
-    all_rounded, all_missed = "", False
-    if kind is not None:
-        sentences.append(_integers(measured, kind))
-        unkept = [one for one in found.quantized if one.quantized == kind and not one.positions]
-        if unkept:
-            worst = max(unkept, key=lambda one: one.gap.most)
-            all_rounded = f", which on the grids of sinklab costs {interval(worst.gap, 4, '')} nats per token"
-            all_missed = quantized == "auto" and worst.gap.most > INTEGER_MARGIN
-    against = None if entry is None or made.name == "window" else entry.against_window
-    without = None if against is None else -against
-    ends = None if without is None or without.low is None or without.high is None else (without.low, without.high)
-    return ExportPlan(
-        model=found.model, revision=found.revision, bos=bool(found.bos), policy=made,
-        quantized=cast(Literal["int8", "int4"] | None, kind), found=tuple(sentences),
-        without=None if without is None else without.mean, without_ends=ends, all_rounded=all_rounded, all_missed=all_missed,
-    )  # fmt: skip
+        sentences.append(_integers(found, made, quantized))
+    return ExportPlan(found.model, bool(found.bos), made, quantized, tuple(sentences))
 
 
 def _recommended(found: Comparison) -> tuple[Policy, PolicyEntry | None]:
@@ -113,7 +72,7 @@ def _recommended(found: Comparison) -> tuple[Policy, PolicyEntry | None]:
     return next(entries, (made[0], None))
 
 
-def _named(found: Comparison, text: str) -> tuple[Policy, PolicyEntry | None]:
+def _chosen(found: Comparison, text: str) -> tuple[Policy, PolicyEntry | None]:
     rows = found.policies
     matches = [row for row in rows if text == row.label] or [row for row in rows if text == row.policy]
     labels = ", ".join(repr(row.label) for row in matches or rows)
@@ -121,12 +80,10 @@ def _named(found: Comparison, text: str) -> tuple[Policy, PolicyEntry | None]:
         raise InputError(f"`policy` {text!r} stands for {len(matches)} rows of this comparison; name one: {labels}")
     if matches:
         return policies.make(dict(matches[0].settings)), matches[0]
-    if ":" not in text and text not in policies and not text.isidentifier():
-        raise InputError(f"`policy` {text!r} is no row of this comparison; it has {labels}")
-    if ":" not in text and text in policies:
+    if ":" not in text:
         raise InputError(
-            f"policy {text!r} was not measured in this comparison, which has {labels}; give its settings to have it all the "
-            f"same: {text}:setting=value"
+            f"`policy` {text!r} is no row of this comparison; it has {labels}. With its settings, name:setting=value, a policy "
+            "need not have been measured"
         )
     policy: Policy = policies.make(text)
     return policy, _measured(found, policy)
@@ -147,19 +104,13 @@ def _loss(found: Comparison, entry: PolicyEntry | None) -> str:
     return f"Measured: {loss} nats per token, {texts} {'with' if found.bos else 'without'} BOS."
 
 
-def _cheapest(entries: list[QuantizedEntry]) -> str | None:
-    """The fewest bits that change the loss by no more than the margin in a bounded cache, up or down."""
-    for kind in ("int4", "int8"):
-        of_kind = [entry.gap.most for entry in entries if entry.quantized == kind]
-        if of_kind and max(of_kind) <= INTEGER_MARGIN:
-            return kind
-    return None
-
-
-def _integers(entries: list[QuantizedEntry], kind: str) -> str:
-    entry = next((entry for entry in entries if entry.quantized == kind), None)
-    if entry is None:
+def _integers(found: Comparison, policy: Policy, kind: str) -> str:
+    """What integers cost with as few tokens whole; one that leaves the policy is kept whole because rounding it costs most."""
+    pinned = set(getattr(policy, "pinned", ()))
+    measured = [one for one in found.quantized if one.quantized == kind and one.window and set(one.positions) <= pinned]
+    if not measured:
         return f"What {kind} costs was not measured."
+    entry = measured[0]
     return (
         f"{kind} costs {interval(entry.gap, 4, '')} nats per token in a cache of {entry.window:,} tokens, in full precision: "
         f"{entry.whole}."
@@ -177,32 +128,3 @@ def checked_engines(names: Sequence[str]) -> list[Engine]:
         if name not in known:
             raise UnknownNameError(f"no engine is called {name!r}. Known: {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(names)]
-
-
-def exports_of(plan: ExportPlan, to: Sequence[Engine]) -> list[ExportEntry]:
-    """What every engine makes of a plan.
-
-    Raises:
-        ConfigurationError: one of them can do nothing of it.
-    """
-    entries = [exported(engine, plan) for engine in to]
-    for entry in entries:
-        if entry.refused:
-            raise ConfigurationError(f"{entry.engine} cannot do {entry.policy}: {entry.refused}; leave it out of `to`")
-    return entries
-
-
-def advised_exports(found: Comparison, to: Sequence[Engine]) -> list[ExportEntry]:
-    """What every engine makes of the recommended policy; an engine that can do nothing of it has an entry that says why."""
-    try:
-        plan = plan_of(found)
-    except InputError as error:  # nothing was recommended, which is known only now
-        return [ExportEntry(engine.name, "", engine.checked, refused=str(error)) for engine in to]
-    return [exported(engine, plan) for engine in to]
-
-
-def write_exports(entries: Sequence[ExportEntry], folder: Path, inside: str = "") -> None:
-    """Write the files of the entries that have one; each is there whole or not at all, and takes the place of an older one."""
-    for entry in entries:
-        if not entry.refused:
-            write_text(entry.text, folder / inside / entry.file)

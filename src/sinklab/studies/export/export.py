@@ -5,46 +5,51 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from sinklab.results.run import Listing
 from sinklab.studies.arguments import command
-from sinklab.studies.export.base import IntegerChoice
+
+Integers = Literal["int8", "int4"]
 
 
 @command
 def export(
-    run: Path, *, to: Sequence[str], policy: str | None = None, quantized: IntegerChoice = "auto", out: Path | None = None
+    run: Path, *, to: Sequence[str], policy: str | None = None, quantized: Integers | None = None, out: Path | None = None
 ) -> Listing:
     """Write the cache policy that a run has chosen as flags or a script for another engine; nothing is measured.
 
     Where an engine follows the policy only in part, the terminal and the file list the differences. An engine that cannot
-    follow it at all is refused.
+    keep the tokens that stay is refused.
 
     Args:
         run: Output directory of 'sinklab cache', or of an audit with its section on policies.
-        to: kvpress, llama.cpp, mlx-lm, transformers, vllm.
+        to: kvpress, llama.cpp.
         policy: A row of the run's table by its name or label, or name:setting=value; by default the recommended one.
-        quantized: Quantise the cache; auto takes the fewest bits that changed the loss by 0.02 nats at most in the run.
+        quantized: Quantise the cache, int8 or int4; what that costs 'sinklab cache --quantized' measures.
         out: Directory for the files; by default export inside RUN. Files of the same names are replaced.
 
     Raises:
         InputError: no run of that kind, nothing recommended, or a policy that the run does not have.
         UnknownNameError: no such engine or policy.
-        ConfigurationError: an engine that can do nothing of the policy, or integers that the policy cannot have.
+        ConfigurationError: an engine that cannot do the policy, or integers that the policy cannot have.
 
     Examples:
-        sinklab export build/cache --to llama.cpp,mlx-lm
-        sinklab export build/cache --to vllm --policy window
-        sinklab export build/cache --to transformers --policy blocks --out build/serve
+        sinklab export build/cache --to llama.cpp,kvpress
+        sinklab export build/cache --to llama.cpp --policy window
+        sinklab export build/cache --to llama.cpp --policy blocks --out build/serve
     """
     from sinklab.results.file import check_file
-    from sinklab.studies.export.base import show_exports
-    from sinklab.studies.export.chosen import FOLDER, checked_engines, comparison_of, exports_of, plan_of, write_exports
+    from sinklab.results.table import write_text
+    from sinklab.studies.export.base import exported, show_exports
+    from sinklab.studies.export.chosen import checked_engines, comparison_of, plan_of
 
     engines = checked_engines(to)
-    entries = exports_of(plan_of(comparison_of(run), policy, quantized), engines)
-    folder = out if out is not None else run / FOLDER
+    plan = plan_of(comparison_of(run), policy, quantized)
+    entries = [exported(engine, plan) for engine in engines]
+    folder = out if out is not None else run / "export"
     for entry in entries:
         check_file(folder / entry.file, overwrite=True)
-    write_exports(entries, folder)
+    for entry in entries:
+        write_text(entry.text, folder / entry.file)
     return Listing([dataclasses.asdict(entry) for entry in entries], lambda _: show_exports(entries, folder))

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from sinklab.models.loading import LoadedModel
 
 
+LENGTH = 256
+"""Tokens of a text; pictures and recordings have their own."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class FoldResult(Result):
     """A result with the model that was made.
@@ -45,7 +49,7 @@ def fold_sinks(
     *,
     corpus: CorpusOfModel = "auto",
     held_out: Annotated[CorpusOfModel, Doc("Texts to judge by; by default others of the same corpus.")] = "auto",
-    seq_len: SeqLen = 256,
+    seq_len: SeqLen = LENGTH,
     samples: Samples = 16,
     margin: float = 0.01,
     silence: bool = False,
@@ -119,7 +123,7 @@ def fold_sinks(
         with_bos = uses_bos(loaded.encoder, bos)
         count = samples if other is not None else 2 * samples
         drawn = draw_samples(loaded, text, seq_len=seq_len, samples=count, seed=seed, bos=with_bos)
-        require_length(loaded, drawn, seq_len)
+        require_length(loaded, drawn, seq_len, LENGTH)
         calibration, judged = drawn.take(slice(0, samples)), drawn.take(slice(samples, None))
         if other is not None:
             judged = draw_samples(loaded, other, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)

@@ -52,23 +52,34 @@ class FoldedHead:
 
 @dataclass(frozen=True)
 class Form:
-    """What stands in the place of the sinks, and the change of the loss in nats; ``chosen`` is what is saved."""
+    """What stands in the place of the sinks, and what it changes; ``chosen`` is what is saved.
+
+    Attributes:
+        loss: nats; ``None`` where there is none: a model without a head, pictures without classes.
+        change: of the loss, in nats; without one, of the output: the distance over its norm.
+    """
 
     name: str
     score: str
     value: str
-    loss: float
+    loss: float | None
     change: Interval
     chosen: bool = False
 
 
 @dataclass(frozen=True)
 class Silenced:
-    """Neurons whose write makes a sink stand out, set to zero for all tokens, and what the loss does; in place if ``kept``."""
+    """Neurons whose write makes a sink stand out, set to zero for all tokens, and what the loss does; in place if ``kept``.
+
+    Attributes:
+        change: of the loss behind the sinks.
+        at_sinks: of the loss of what the sinks themselves predict; ``None`` of a model that predicts no next token.
+    """
 
     module: str
     units: list[int]
     change: Interval
+    at_sinks: float | None
     kept: bool
 
 

@@ -121,14 +121,16 @@ def fold(
         nothing = Folding(why, [], len(calibration), len(samples), length, None, margin, [], [], [], [], [], {}, {}, notes)
         return model, nothing, {}
     shapes = head_shapes(model, calibration.take(slice(0, 1)).on(input_device(model), model.dtype), sources=True)
-    queries, needed = len(calibration) * (length - positions[-1] - 1), 2 * max(shape.head_dim for shape in shapes.values())
+    causal = all(getattr(module, "is_causal", True) for module in on_seam_modules(model).values())
+    behind_sinks = length - (positions[-1] + 1 if causal else len(positions))
+    queries, needed = len(calibration) * behind_sinks, 2 * max(shape.head_dim for shape in shapes.values())
     if queries < needed:
         raise InputError(
-            f"{len(calibration)} texts of {length} tokens have {queries} queries behind position {positions[-1]}, and a fit "
+            f"{len(calibration)} texts of {length} tokens have {queries} queries that see position {positions[-1]}, and a fit "
             f"takes {needed}, twice the numbers of a query; give a larger `seq_len` or more `samples`"
         )
     size = max(1, min(8, tokens_at_once(model) // max(length, 1)))
-    judged = loss_kind(model) is not None
+    judged = loss_kind(model) is not None and (samples.tokens is not None or samples.targets is not None)
     plan(
         progress, {"calibrating": len(calibration) * 1.3, "checking the fits": len(samples) * 1.3, "losses": 6.0 * len(samples)}
     )
@@ -147,16 +149,16 @@ def fold(
     parameters = {name: parameters_of(fits[name], heads) for name, heads in folded.items() if heads}
     model = attach_folded(model, FoldedSink(positions=tuple(positions)), chosen_shapes, parameters)
     losses, forms = {"as it is": plain}, list[Form]()
-    behind = max(positions) + 1 if judged and loss_kind(model) == "next token" else 0
+    behind = None if not judged else max(positions) + 1 if loss_kind(model) == "next token" else 0
     for number, form in enumerate(FORMS):
         _put(model, fits, folded, form)
         losses[form.name] = _scored(model, samples, judged)
         progress("losses", number + 2, 6)
         forms.append(_form(form, plain, losses[form.name], behind))
-    best = min(forms[:2], key=lambda form: abs(form.change.mean)) if judged else forms[0]
+    best = min(forms[:2], key=lambda form: abs(form.change.mean))
     which = FORMS[forms.index(best)]
     _put(model, fits, folded, which)
-    if judged and abs(best.change.mean) > margin:
+    if behind is not None and abs(best.change.mean) > margin:
         best, dropped = _within(model, samples, plain, which, fits, folded, residuals, margin, behind)
         losses[which.name] = dropped.losses
         left_alone += dropped.lines
@@ -168,7 +170,7 @@ def fold(
     if prefix is not None:
         forms.append(_form(_Chosen("a cached entry, not folded", "its mean key", "mean", True, True), plain, prefix, behind))
     silenced = list[Silenced]()
-    if judged:
+    if behind is not None:
         silenced = _silence(model, samples, losses[which.name], neurons, margin, behind)
     with _largest_inputs(model) as largest:
         model(**forward_arguments(model, samples.take(slice(0, size)), full_logits=False))
@@ -176,10 +178,10 @@ def fold(
     if isinstance(getattr(model.config, CONFIG_FIELD, None), dict):
         getattr(model.config, CONFIG_FIELD)["heads"] = recorded_heads(model)
     heads = list(_heads(shapes, fits, residuals, resting, folded))
-    places, curves = _curves(losses, which.name, behind) if judged and loss_kind(model) == "next token" else ([], {})
+    places, curves = _curves(losses, which.name, behind) if behind else ([], {})
     found = Folding(
-        _finding(forms, heads, judged), positions, len(calibration), len(samples), length,
-        float(plain[:, behind:].nanmean()) if judged else None, margin, forms if judged else [], heads, left_alone, silenced,
+        _finding(forms, heads), positions, len(calibration), len(samples), length,
+        None if behind is None else float(plain[:, behind:].nanmean()), margin, forms, heads, left_alone, silenced,
         places, curves, inputs, notes,
     )  # fmt: skip
     return model, found, {} if prefix is None else prefix_of(fits)
@@ -199,7 +201,7 @@ def folded_copies(
     positions, _ = foldable_positions(sinks)
     if not positions:
         return
-    inputs, neurons = calibration.take(slice(0, 1)), birth_neurons(model, calibration.take(slice(0, 4)), sinks)
+    inputs = calibration.take(slice(0, 1))
     copied = copy.deepcopy(model)
     shapes = head_shapes(copied, inputs.on(input_device(copied), copied.dtype), sources=True)
     fits = calibrate(copied, calibration, shapes, positions, batch_size=2, progress=silent)
@@ -209,6 +211,7 @@ def folded_copies(
     constants = {name: parameters_of(fits[name], heads) for name, heads in folded.items() if heads}
     copied = attach_folded(copied, FoldedSink(positions=tuple(positions)), shapes, constants)
     yield "folded", "the sinks folded into constants", copied
+    neurons = birth_neurons(model, calibration.take(slice(0, 4)), sinks)
     for path, units in neurons:
         list(_made_zero(copied, path, units))
     if neurons:
@@ -290,19 +293,21 @@ def _choose(
 
 
 def _scored(model: PreTrainedModel, samples: Samples, judged: bool) -> Tensor:
-    """Loss of every position of every sample; of a model without a loss its last hidden states, flat, for their change."""
+    """Loss of every position of every sample; where there is none the output, flat, for its change."""
     if judged:
         return sample_losses(model, samples.scored or samples).double()
     with torch.inference_mode():
-        states = [
-            model(**forward_arguments(model, one, full_logits=False)).last_hidden_state.flatten(1) for one in samples.batches(4)
-        ]
+        states = [model(**forward_arguments(model, one, full_logits=False))[0].flatten(1) for one in samples.batches(4)]
     return torch.cat(states).double()
 
 
-def _form(form: _Chosen, plain: Tensor, losses: Tensor, behind: int) -> Form:
-    change = (losses - plain)[:, behind:].nanmean(1)
-    return Form(form.name, form.score, form.value, float(losses[:, behind:].nanmean()), mean_over_items(change.numpy()))
+def _form(form: _Chosen, plain: Tensor, scored: Tensor, behind: int | None) -> Form:
+    """A form from what :func:`_scored` gives; ``behind`` are the first losses, which are left out, ``None`` without losses."""
+    if behind is None:
+        loss, change = None, (scored - plain).norm(dim=1) / plain.norm(dim=1)
+    else:
+        loss, change = float(scored[:, behind:].nanmean()), (scored - plain)[:, behind:].nanmean(1)
+    return Form(form.name, form.score, form.value, loss, mean_over_items(change.numpy()))
 
 
 def _put(model: PreTrainedModel, fits: Mapping[str, Fit], folded: Mapping[str, Sequence[int]], form: _Chosen) -> None:
@@ -384,14 +389,15 @@ def _silence(
     for path, units in neurons:
         saved = [(tensor, tensor.clone()) for tensor in _made_zero(model, path, units)]
         losses = sample_losses(model, samples.scored or samples).double()
-        change = mean_over_items((losses - before)[:, behind:].nanmean(1).numpy())
+        differences = losses - before
+        change = mean_over_items(differences[:, behind:].nanmean(1).numpy())
         kept = abs(change.mean) <= margin
         if kept:
             before = losses
         else:
             for tensor, old in saved:
                 tensor.copy_(old)
-        silenced.append(Silenced(path, units, change, kept))
+        silenced.append(Silenced(path, units, change, float(differences[:, :behind].nanmean()) if behind else None, kept))
     return silenced
 
 
@@ -470,11 +476,12 @@ def _curves(losses: Mapping[str, Tensor], chosen: str, behind: int) -> tuple[lis
     return bounds[:-1], curves
 
 
-def _finding(forms: Sequence[Form], heads: Sequence[FoldedHead], judged: bool) -> str:
+def _finding(forms: Sequence[Form], heads: Sequence[FoldedHead]) -> str:
     count = sum(head.folded for head in heads)
     said = f"{count} of {counted(len(heads), 'head')} folded"
-    if not judged:
-        return f"{said}; the model has no loss to judge them by."
     best = next(form for form in forms if form.chosen)
     hidden = next(form for form in forms if form.name == "nothing")
+    if best.loss is None:
+        changed, without = (f"{100 * form.change.mean:.1f} %" for form in (best, hidden))
+        return f"{said}: the output changes by {changed} of its norm; hidden without constants by {without}."
     return f"{said}: the loss changes by {best.change.mean:+.4f} nats; hidden without constants by {hidden.change.mean:+.3f}."

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap, Say, interval, number
+from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap, Say, counted, interval, number
 from sinklab.results.sections import from_json
 from sinklab.studies.fold.found import Folding
 
@@ -24,8 +24,9 @@ def show(found: Folding) -> Iterator[Block]:
         for note in found.notes:
             yield Say(note, small=True)
         return
+    judged = found.loss is not None
     yield Grid(
-        ["In the place of the sinks", "Score", "Value", "Loss", "Change, nats", "Saved"],
+        ["In the place of the sinks", "Score", "Value", "Loss", "Change, nats" if judged else "Change of the output", "Saved"],
         [
             [form.name, form.score, form.value, form.loss, interval(form.change), "yes" if form.chosen else ""]
             for form in found.forms
@@ -35,9 +36,9 @@ def show(found: Folding) -> Iterator[Block]:
     if found.silenced:
         yield Heading("Neurons that make it stand out", 3)
         yield Grid(
-            ["Module", "Neurons", "Change without them, nats", "Silenced"],
+            ["Module", "Neurons", "Change without them, nats", "At the sinks themselves", "Silenced"],
             [
-                [one.module, ", ".join(map(str, one.units)), interval(one.change), "yes" if one.kept else "no"]
+                [one.module, ", ".join(map(str, one.units)), interval(one.change), one.at_sinks, "yes" if one.kept else "no"]
                 for one in found.silenced
             ],
             text=2,
@@ -45,15 +46,15 @@ def show(found: Folding) -> Iterator[Block]:
     if found.largest:
         yield Facts([("largest input of a linear map", ", ".join(f"{name} {number(v)}" for name, v in found.largest.items()))])
     yield Curves("Loss behind each token", found.curves, [float(place) for place in found.places], "token", "nats")
-    cells, counts = dict[tuple[int, int], tuple[str, str, str]](), dict.fromkeys(("birth-1", "birth-2", "none"), 0)
+    cells, counts = dict[tuple[int, int], tuple[str, str, str]](), dict.fromkeys(("folded", "rests", "none"), 0)
     for head in found.heads:
-        kind, letter = ("birth-1", "F") if head.folded else ("birth-2", "L") if head.rests else ("none", "·")
+        kind, letter = ("folded", "F") if head.folded else ("rests", "L") if head.rests else ("none", "·")
         counts[kind] += 1
         words = f"{head.layer}.{head.head}: R² {number(head.explained)}, weight {number(head.weight)} ± {number(head.error)}"
         cells[head.layer, head.head] = letter, kind, words
     legend = [
-        ("birth-1", "F", counts["birth-1"], "folded"),
-        ("birth-2", "L", counts["birth-2"], "rests on a sink and is left alone"),
+        ("folded", "F", counts["folded"], "constants in the place of its sink"),
+        ("rests", "L", counts["rests"], "on a sink, and is left alone"),
         ("none", "·", counts["none"], "does not rest on one"),
     ]
     yield HeadMap("Which heads are folded", cells, legend)
@@ -73,10 +74,11 @@ def show(found: Folding) -> Iterator[Block]:
     for note in found.notes:
         yield Say(note, small=True)
     yield Say(
-        f"Constants from {found.calibration} texts of {found.seq_len} tokens, judged on {found.samples} others: change of the "
-        "loss with 95 % interval over texts. Score linear: in the query before rotation. R²: of the scores of the sinks. "
+        f"Constants from {counted(found.calibration, 'sample')} of {found.seq_len} tokens, judged on {found.samples} others: "
+        f"change of the {'loss' if judged else 'output (distance over norm)'} with 95 % interval over samples. "
+        "Score linear: in the query before rotation. R²: of the scores of the sinks. "
         "Weight: on the sinks, over the queries that see them; error: mean distance of the weight on nothing from it. Spread: "
-        "root mean square distance of single texts' values from the constant one, as a share of its norm.", small=True,
+        "root mean square distance of single samples' values from the constant one, as a share of its norm.", small=True,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from sinklab.attention.call import Site
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import Probe
-from sinklab.attention.returned import UNAVAILABLE, Fault, GivenCall, RowSums, find_fault, given_call, reach
+from sinklab.attention.returned import UNAVAILABLE, GivenCall, RowSums, find_fault, given_call, reach
 from sinklab.attention.session import table_of
 from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal, Dense, Everything, Visibility, Window
@@ -26,7 +26,7 @@ from sinklab.results.environment import require_number
 from sinklab.results.progress import warn
 from sinklab.sinks import SinkFinder, Sinks, SinkWeights
 from sinklab.sinks.short_rows import few_queries_warning
-from sinklab.studies.measure.probing import make_probe, make_probes
+from sinklab.studies.measure.probing import make_probe, make_probes, require_positions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +78,6 @@ def from_weights(
     *,
     causal: bool = True,
     tokens: Array | Sequence[Any] | None = None,
-    names: Sequence[str] | None = None,
     attention_mask: Array | None = None,
     window: int | Sequence[int | None] | None = None,
     row_sums: RowSums = "one",
@@ -97,7 +96,6 @@ def from_weights(
             q, k)``, as ``output_attentions`` gives it. Entries ``None`` (layers without attention) are left out.
         causal: a query sees its own key and those before it; with fewer queries than keys the queries are the last ones.
         tokens: of the keys, ids or texts, ``(keys,)`` or ``(samples, keys)``; a sink is then also found as a token.
-        names: of the layers, for the column ``module``; ``layers.0``, ``layers.1``, … by default.
         attention_mask: ``(samples, keys)``, 0 or false for padding, not measured; positions count from the first token.
         window: how many keys up to its own one a query sees (with ``causal=False``: to either side), for all layers or, in a
             list, for each. ``None`` is for all keys, and is refused where no query looks that far.
@@ -107,7 +105,7 @@ def from_weights(
             the weights explains.
         threshold: mean weight above which a head sinks, in [0, 1).
         probes: names, settings or probes; by default all that weights are enough for. Those of a sink are about the one found,
-            unless they name a ``sink_position`` (a probe that was made: one other than 0).
+            unless they name another ``sink_position`` than 0.
 
     Warns:
         UserWarning: every sample or, under causal=True, a window is so short that a head that looks at all keys alike gives the
@@ -132,27 +130,27 @@ def from_weights(
             f"`weights` have {q_len:,} queries and {kv_len:,} keys; expected as many of both, or fewer queries under "
             "causal=True, the last ones. Cross-attention is measured with attend()"
         )
-    modules = _modules(names, len(layers))
     rules = _rules(window, causal, layers)
     real = _mask(attention_mask, samples, kv_len)
     ids, decode = _tokens(tokens, samples, kv_len)
     calls = []
-    for number, (layer, module, rule) in enumerate(zip(layers, modules, rules, strict=True)):
+    for number, (layer, rule) in enumerate(zip(layers, rules, strict=True)):
         queries, keys = _positions(layer, real)
         key_tokens = None if ids is None else ids.to(layer.device).masked_fill(keys.positions < 0, -1)
-        site = Site(module=module, layer=number)
+        site = Site(module=f"layers.{number}", layer=number)
         call = given_call(layer, site, rule, queries, keys, key_tokens=key_tokens, row_sums=row_sums)
         fault, _ = find_fault(call, row_sums, tolerance)
         if fault is not None:
-            raise InputError(_what(fault, number, len(layers)))
+            where = f"layer {number}, " if len(layers) > 1 else ""
+            raise InputError(f"`weights`: {where}{fault.text}, {_HINTS[fault.kind]}")
         calls.append(call)
     if window is None:
         _require_reach(calls, causal)
     chosen = _chosen(probes, threshold)
+    require_positions(chosen, kv_len)
     # Probes of the main sink wait until it is known; the others, of a position that was named too, do not.
-    of_main_sink = _of_main_sink(chosen, probes)
+    of_main_sink = [probe for probe in chosen if isinstance(probe, SinkProbe) and probe.sink_position == 0]
     others = [probe for probe in chosen if probe not in of_main_sink]
-    _require_positions(others, kv_len)
     finder = SinkFinder(threshold)
     _show(calls, [*others, finder])
     sinks = finder.sinks(decode=decode)
@@ -161,7 +159,9 @@ def from_weights(
     table = table_of(chosen)
     table["tier"], table["operation"] = TIER, calls[0].operation.name
     longest = kv_len if real is None else int(real.sum(1).max())
-    if causal and q_len == kv_len and (few := few_queries_warning(longest, _narrowest(window), threshold)):
+    windows = window if isinstance(window, (Sequence, np.ndarray)) else [window]
+    narrowest = min((int(size) for size in windows if size is not None), default=None)
+    if causal and q_len == kv_len and (few := few_queries_warning(longest, narrowest, threshold)):
         warn(f"from_weights: {few}")
     shape = (len(layers), samples, max(layer.shape[1] for layer in layers), q_len, kv_len)
     return MeasuredWeights(
@@ -188,38 +188,12 @@ def _chosen(probes: Sequence[str | Mapping[str, object] | Probe] | None, thresho
     return chosen
 
 
-def _of_main_sink(chosen: Sequence[Probe], given: Sequence[str | Mapping[str, object] | Probe] | None) -> list[SinkProbe]:
-    """Of the chosen probes, those about the main sink, whatever it turns out to be, and not about a position that was named."""
-    named = [False] * len(chosen) if given is None else [_names_position(probe) for probe in given]
-    return [probe for probe, own in zip(chosen, named, strict=True) if isinstance(probe, SinkProbe) and not own]
-
-
-def _names_position(probe: str | Mapping[str, object] | Probe) -> bool:
-    """Whether a probe was given for a position, and not for the main sink."""
-    if isinstance(probe, Probe):
-        return isinstance(probe, SinkProbe) and probe.sink_position != 0
-    return "sink_position" in registry.read(probe)
-
-
-def _require_positions(probes: Sequence[Probe], keys: int) -> None:
-    """Refuse probes about a position behind the last key."""
-    for probe in probes:
-        position = probe.sink_position if isinstance(probe, SinkProbe) else None
-        if isinstance(position, int) and position >= keys:
-            raise ConfigurationError(f"probe {probe.name!r}: sink_position {position} lies behind {keys:,} keys")
-
-
 def _show(calls: Sequence[GivenCall], probes: Sequence[Probe]) -> None:
     needs = frozenset().union(*(probe.needs for probe in probes))
     for call in calls:
         statistics = column_statistics(call, needs)
         for probe in probes:
             probe.update(call, statistics)
-
-
-def _what(fault: Fault, layer: int, layers: int) -> str:
-    where = f"layer {layer}, " if layers > 1 else ""
-    return f"`weights`: {where}{fault.text}, {_HINTS[fault.kind]}"
 
 
 def _require_reach(calls: Sequence[GivenCall], causal: bool) -> None:
@@ -280,14 +254,6 @@ def _array(value: object, where: str, axes: int) -> Tensor:
     return value.detach()[(None,) * (axes - value.ndim)]
 
 
-def _modules(names: Sequence[str] | None, layers: int) -> list[str]:
-    """A name for each layer, none twice."""
-    modules = [f"layers.{number}" for number in range(layers)] if names is None else list(names)
-    if len(modules) != layers or len(set(modules)) != layers:
-        raise InputError(f"`names` has {len(set(modules))} different names for {layers} layers; expected one for each layer")
-    return modules
-
-
 def _positions(layer: Tensor, real: Tensor | None) -> tuple[Positions, Positions]:
     """Where the queries of a layer stand, the last ones of the keys, and where the keys do."""
     samples, _, q_len, kv_len = layer.shape
@@ -321,12 +287,6 @@ def _rules(window: int | Sequence[int | None] | None, causal: bool, calls: Seque
             index = torch.arange(kv_len, device=device)
             rules.append(Dense(((index[:, None] - index).abs() < size)[None, None]))
     return rules
-
-
-def _narrowest(window: int | Sequence[int | None] | None) -> int | None:
-    """The fewest keys that a query sees in any layer; ``None`` where it sees all in each."""
-    windows = window if isinstance(window, (Sequence, np.ndarray)) else [window]
-    return min((int(size) for size in windows if size is not None), default=None)
 
 
 def _mask(attention_mask: Array | None, samples: int, keys: int) -> Tensor | None:

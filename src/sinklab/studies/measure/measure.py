@@ -94,7 +94,7 @@ def measure(
         drawn = draw_samples(loaded, text, seq_len=seq_len, samples=samples, seed=seed, bos=with_bos)
         probing.require_length(loaded, drawn, seq_len)
         length = drawn.positions or seq_len
-        _require_positions(chosen_settings, length)
+        probing.require_positions(chosen, length)
         rate_threshold = next((float(probe["threshold"]) for probe in chosen_settings if probe["name"] == "sink_rate"), None)
         sentences = length_warnings(loaded.model, drawn, rate_threshold)
         window = narrowest(loaded.model) if is_causal_lm(loaded.model) else None
@@ -131,16 +131,6 @@ def _require_threshold(threshold: float, probes: Sequence[Mapping[str, Any]]) ->
             f"`threshold` {threshold:g} has no effect on {names}: a probe has none, or names its own; leave it out, or "
             "measure sink_rate"
         )
-
-
-def _require_positions(probes: Sequence[Mapping[str, Any]], length: int) -> None:
-    """Refuse a sink behind the end of the samples, by the settings of the probes."""
-    for probe in probes:
-        position = probe.get("sink_position")
-        if isinstance(position, int) and position >= length:
-            raise ConfigurationError(
-                f"probe {probe['name']!r}: sink_position {position} lies behind samples of {length:,} positions"
-            )
 
 
 def display(result: Result) -> Iterator[Block]:

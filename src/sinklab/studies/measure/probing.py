@@ -53,11 +53,7 @@ class Seen:
 
 
 def require_one_place(model: nn.Module, command: str) -> None:
-    """Refuse a model of which this process does not hold every weight, for a command that replaces or copies weights.
-
-    Raises:
-        UnsupportedModelError: it is offloaded, or other processes hold a part of it.
-    """
+    """Refuse a model of which this process does not hold every weight, for a command that replaces or copies weights."""
     if not has_all_heads(model) or any(parameter.is_meta for parameter in model.parameters()):
         raise UnsupportedModelError(
             f"{type(model).__name__} is spread over memory, disk or processes, and {command} needs every weight at hand; load "
@@ -106,6 +102,14 @@ def make_probes(probes: Sequence[str | Mapping[str, object] | Probe], threshold:
     return made
 
 
+def require_positions(probes: Iterable[Probe], length: int) -> None:
+    """Refuse probes about a sink behind the end of what is measured."""
+    for probe in probes:
+        position = getattr(probe, "sink_position", None)
+        if isinstance(position, int) and position >= length:
+            raise ConfigurationError(f"probe {probe.name!r}: sink_position {position} lies behind {length:,} positions")
+
+
 def uses_bos(encoder: Encoder, bos: str) -> bool:
     """Whether samples start with the beginning-of-sequence token under ``bos``.
 
@@ -119,13 +123,9 @@ def uses_bos(encoder: Encoder, bos: str) -> bool:
     return encoder.adds_bos if bos == "auto" else bos == "always"
 
 
-def require_length(loaded: LoadedModel, drawn: Samples, seq_len: int) -> None:
-    """Refuse a length that samples do not have because the model makes of a picture or a recording what it always makes.
-
-    Raises:
-        ConfigurationError: it is neither the default nor what they have.
-    """
-    if seq_len in (SEQ_LEN, drawn.positions) or drawn.tokens is not None:
+def require_length(loaded: LoadedModel, drawn: Samples, seq_len: int, default: int = SEQ_LEN) -> None:
+    """Refuse a length that samples do not have because the model makes of a picture or a recording what it always makes."""
+    if seq_len in (default, drawn.positions) or drawn.tokens is not None:
         return
     from sinklab.models.media import has_own_length
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -83,23 +83,24 @@ def writer_of(model: nn.Module, sublayer: Sublayer, heads: int | None) -> Writer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decomposition:
-    """A write at a place as a sum.
+    """A write at a place as a sum; fields as in :class:`~sinklab.studies.origin.found.Origin`, of a place without a write none.
 
     Attributes:
         norm: of the mean write over samples and places.
         channels: the largest ones, as far as they make up :data:`COVERED` of the squared norm.
-        parts: units in falling order, up to :data:`COVERED` of the norm together.
+        units: in falling order, up to :data:`COVERED` of the norm together.
         rest: what is not from units: the bias.
         error: largest deviation of the sum of all parts from the norm, as a share of it.
-        why: why the write is not split; empty where it is.
+        not_split: why the write is not split; empty where it is.
     """
 
-    norm: float
-    channels: list[Channel]
-    parts: list[Unit]
-    rest: float
-    error: float
-    why: str
+    norm: float | None = None
+    channels: list[Channel] = dataclasses.field(default_factory=list)
+    unit_kind: str | None = None
+    units: list[Unit] = dataclasses.field(default_factory=list)
+    rest: float | None = None
+    error: float | None = None
+    not_split: str = ""
 
 
 class _Seen(Tap):
@@ -154,7 +155,7 @@ def decompose(setting: OriginSetting, sublayer: Sublayer, writer: Writer | None,
     if writer is None:
         why = "what it writes is not the rescaled output of one linear map"
         why = "what the block adds is not the sum of writes that are seen" if sublayer.kind == "block" else why
-        return Decomposition(norm, channels, [], norm, 0.0, why)
+        return Decomposition(norm, channels, None, [], norm, 0.0, why)
     given, directions = torch.cat(seen.given), writer.directions.double().cpu()
     bias = torch.zeros_like(mean) if writer.bias is None else writer.bias.double().cpu()
     plain, factor = given @ directions + bias, torch.full_like(written, sublayer.scale)
@@ -166,14 +167,14 @@ def decompose(setting: OriginSetting, sublayer: Sublayer, writer: Writer | None,
     along, rest = writer.along(given, factor * direction).mean(0), float((bias * factor * direction).sum(1).mean())
     error = abs(norm - float(along.sum()) - rest) / max(norm, 1e-300)
     why = "" if error <= tolerance else f"its parts sum to the write only up to {100 * error:.2g} % of it"
-    parts: list[Unit] = []
+    units: list[Unit] = []
     for unit in [] if why else along.argsort(descending=True)[:MOST].tolist():
         columns = writer.columns([unit])
         own = (given[:, columns] @ directions[columns] * factor).mean(0)
-        parts.append(Unit(unit, f"{writer.kind} {unit}", float(along[unit]), float(own.norm()), float(own[order[0]])))
-        if sum(part.along for part in parts) >= COVERED * norm:
+        units.append(Unit(unit, f"{writer.kind} {unit}", float(along[unit]), float(own.norm()), float(own[order[0]])))
+        if sum(one.along for one in units) >= COVERED * norm:
             break
-    return Decomposition(norm, channels, parts, norm if why else rest, error, why)
+    return Decomposition(norm, channels, writer.kind, units, norm if why else rest, error, why)
 
 
 Mode = Literal["zero", "mean", "constant"]
@@ -232,51 +233,37 @@ class Measured:
 
 
 class _Edited(Tap):
-    """Carries out edits, one for every row of the batch, and watches the size of the hidden states from a first block on."""
+    """Carries out an edit on some samples, and watches the size of the hidden states from a first block on."""
 
-    def __init__(self, edits: Sequence[Edit], rows: Tensor, masks: Sequence[Tensor], first: int = 0) -> None:
-        self.edits, self.rows, self.first = edits, rows, first
+    def __init__(self, edit: Edit, rows: Tensor, masks: Sequence[Tensor], first: int = 0) -> None:
+        self.edit, self.rows, self.first = edit, rows, first
         self.at, self.others, self.real = (mask[rows] for mask in masks)
         self.spikes: list[Tensor] = []
         self.spiked: list[Tensor] = []
 
-    def _by_edit(self) -> Iterator[tuple[Edit, slice]]:
-        start = 0
-        for stop in range(1, len(self.edits) + 1):
-            if stop == len(self.edits) or self.edits[stop] is not self.edits[start]:
-                yield self.edits[start], slice(start, stop)
-                start = stop
-
     def activations(self, sublayer: Sublayer, values: Tensor) -> Tensor | None:
-        edited = None
-        for edit, rows in self._by_edit():
-            if edit.stage == sublayer.stage and edit.columns is not None and edit.values is not None:
-                edited = values.clone().reshape(*self.at.shape, -1) if edited is None else edited
-                new = edit.values[self.rows[rows]].to(values)
-                columns = edit.columns.expand(len(edit.values), -1)[self.rows[rows]].to(values.device)[:, None].expand_as(new)
-                own = edited[rows]
-                edited[rows] = own.scatter(2, columns, torch.where(new.isnan(), own.gather(2, columns), new))
-        return None if edited is None else edited.reshape(values.shape)
+        edit = self.edit
+        if edit.stage != sublayer.stage or edit.columns is None or edit.values is None:
+            return None
+        own, new = values.reshape(*self.at.shape, -1), edit.values[self.rows].to(values)
+        columns = edit.columns.expand(len(edit.values), -1)[self.rows].to(values.device)[:, None].expand_as(new)
+        return own.scatter(2, columns, torch.where(new.isnan(), own.gather(2, columns), new)).reshape(values.shape)
 
     def write(self, sublayer: Sublayer, values: Tensor) -> Tensor | None:
-        edited = None
-        for edit, rows in self._by_edit():
-            if edit.stage == sublayer.stage and edit.write:
-                edited = values.clone().reshape(*self.at.shape, -1) if edited is None else edited
-                edited[rows] = edited[rows].masked_fill(self.at[rows].to(values.device)[..., None], 0.0)
-        return edited
+        if self.edit.stage != sublayer.stage or not self.edit.write:
+            return None
+        return values.reshape(*self.at.shape, -1).masked_fill(self.at.to(values.device)[..., None], 0.0)
 
     def leave(self, block: int, hidden: Tensor) -> Tensor | None:
         if block < self.first:
             self.spikes.append(_unknown(len(self.at)))
             self.spiked.append(torch.zeros(len(self.at), dtype=torch.bool))
             return None
-        edited = None
-        for edit, rows in self._by_edit():
-            if edit.block == block and edit.channels is not None and edit.state is not None:
-                edited = hidden.clone() if edited is None else edited
-                channels, at = edit.channels.to(hidden.device), self.at[rows].to(hidden.device)[..., None]
-                edited[rows, :, channels] = torch.where(at, edit.state.to(hidden), edited[rows][..., channels])
+        edit, edited = self.edit, None
+        if edit.block == block and edit.channels is not None and edit.state is not None:
+            channels, at = edit.channels.to(hidden.device), self.at.to(hidden.device)[..., None]
+            edited = hidden.clone()
+            edited[..., channels] = torch.where(at, edit.state.to(hidden), hidden[..., channels])
         times, here = largest_over_median(hidden if edited is None else edited, self.at, self.others, self.real)
         self.spikes.append(times)
         self.spiked.append(here)
@@ -294,40 +281,45 @@ def run_edits(
         stage: what is said of the progress.
         clean: of the model as it is; what an edit cannot change is taken from there, and not run again.
     """
+    samples, measured = len(setting.samples), list[Measured]()
+    for number, edit in enumerate(edits):
+
+        def progress(done: int, number: int = number) -> None:
+            setting.progress(stage, number * samples + done, len(edits) * samples)
+
+        measured.append(_run_edit(setting, edit, at, clean, progress, verify=not number))
+    return measured
+
+
+def _run_edit(
+    setting: OriginSetting, edit: Edit, at: Tensor, clean: Measured | None, progress: Callable[[int], None], *, verify: bool
+) -> Measured:
+    """One edit on every sample; the first forward is proved where ``verify`` says so."""
     model, samples, masks = setting.model, setting.samples, (at, setting.others, setting.real)
-    takes_loss, blocks = _takes_loss(model, samples), [sublayer.block for sublayer in setting.structure.sublayers]
-    rows = [(edit, sample) for edit in range(len(edits)) for sample in range(len(samples))]
-    starts = [edit.block if edit.stage < 1 else blocks[edit.stage - 1] for edit in edits]
-    first = max(min(starts), 0) if clean is not None and setting.growth.entering else 0
+    takes_loss, block = _takes_loss(model, samples), edit.block
+    if edit.stage >= 1:
+        block = setting.structure.sublayers[edit.stage - 1].block
+    first = max(block, 0) if clean is not None and setting.growth.entering else 0
     losses, taps, watched = list[Tensor](), list[_Edited](), list[PlaceWeights]()
-    setting.progress(stage, 0, len(rows))
-    for start in range(0, len(rows), setting.batch_size):
-        chunk = rows[start : start + setting.batch_size]
-        of_rows, numbers = [edits[edit] for edit, _ in chunk], torch.tensor([sample for _, sample in chunk])
-        batch = samples.take(numbers)
-        taps.append(_Edited(of_rows, numbers, masks, first))
-        watched.append(PlaceWeights(at[numbers]))
-        inside = setting.entered_at(first, numbers) if first else contextlib.nullcontext()
-        with inside, taps[-1].on(model, setting.structure), attend(model, watched[-1:], verify=start == 0):
+    progress(0)
+    for rows in torch.arange(len(samples)).split(setting.batch_size):
+        batch = samples.take(rows)
+        taps.append(_Edited(edit, rows, masks, first))
+        watched.append(PlaceWeights(at[rows]))
+        inside = setting.entered_at(first, rows) if first else contextlib.nullcontext()
+        with inside, taps[-1].on(model, setting.structure), attend(model, watched[-1:], verify=verify and len(taps) == 1):
             output = setting.forward(batch, scored=takes_loss and batch.scored is None)
-        if takes_loss and batch.scored is not None:  # other samples are scored: masked texts, under the same edits
-            with _Edited(of_rows, numbers, masks).on(model, setting.structure):
+        if takes_loss and batch.scored is not None:  # other samples are scored: masked texts, under the same edit
+            with _Edited(edit, rows, masks).on(model, setting.structure):
                 output = setting.forward(batch.scored)
         losses.append(_mean_losses(output, batch.scored or batch) if takes_loss else _unknown(len(batch)))
-        setting.progress(stage, start + len(chunk), len(rows))
+        progress(int(rows[-1]) + 1)
     layers = {name: layer for weights in watched for name, layer in weights.layers.items()}
-    loss = torch.cat(losses)
     spikes, spiked = (torch.cat([torch.stack(getattr(tap, name), 1) for tap in taps]) for name in ("spikes", "spiked"))
     weights, uniform = (
         {name: torch.cat([getattr(one, kind)[name] for one in watched]) for name in layers} for kind in ("weights", "uniform")
     )
-    before = {} if clean is None else clean.weights
-    measured = list[Measured]()
-    for part in torch.arange(len(rows)).split(len(samples)):
-        own = {**before, **{name: value[part] for name, value in weights.items()}}
-        even = {name: value[part] for name, value in uniform.items()}
-        measured.append(Measured(loss[part], spikes[part], spiked[part], own, even, layers))
-    return measured
+    return Measured(torch.cat(losses), spikes, spiked, {**(clean.weights if clean else {}), **weights}, uniform, layers)
 
 
 def _takes_loss(model: nn.Module, samples: Samples) -> bool:
@@ -337,15 +329,6 @@ def _takes_loss(model: nn.Module, samples: Samples) -> bool:
 
 def _unknown(samples: int) -> Tensor:
     return torch.full((samples,), float("nan"), dtype=torch.float64)
-
-
-@torch.no_grad()
-def clean_losses(setting: OriginSetting) -> Tensor:
-    """Mean loss of every sample under the model as it is, float64 ``(samples,)``; NaN where none is taken."""
-    if not _takes_loss(setting.model, setting.samples):
-        return _unknown(len(setting.samples))
-    scored = [batch.scored or batch for batch in setting.samples.batches(setting.batch_size)]
-    return torch.cat([_mean_losses(setting.forward(batch), batch) for batch in scored])
 
 
 def _mean_losses(output: object, samples: Samples) -> Tensor:

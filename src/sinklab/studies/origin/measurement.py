@@ -23,14 +23,13 @@ from sinklab.results.progress import Progress, plan, silent
 from sinklab.results.sections import Context, to_json
 from sinklab.results.table import make_table
 from sinklab.sinks import Sink, Sinks
-from sinklab.studies.measure.probing import forward_arguments
+from sinklab.studies.measure.probing import forward_arguments, sample_losses
 from sinklab.studies.origin.ablation import (
     MODES,
     Decomposition,
     Edit,
     Measured,
     Writer,
-    clean_losses,
     decompose,
     new_values,
     read_columns,
@@ -115,8 +114,8 @@ def locate_origins(
         born, own, loss = _origins(setting, place, births)
         origins += born
         rows += own
-    if origins and len(loss) < total:  # samples that lack the place have a loss, too
-        loss = clean_losses(setting)
+    if origins and len(loss) < total and not loss.isnan().all():  # samples that lack the place have a loss, too
+        loss = sample_losses(model, samples.scored or samples).double().nanmean(1)
     mean_loss = _known(loss.nanmean())
     rare = [
         f"Of {total} samples {count} has {name}, and an interval needs two: it is not followed."
@@ -152,7 +151,7 @@ def birth_neurons(model: PreTrainedModel, samples: Samples, sinks: Sinks) -> lis
             sublayer = structure.sublayers[birth.stage - 1] if birth.jumps and birth.stage else None
             if sublayer is None or sublayer.kind != "mlp" or (writer := writer_of(model, sublayer, None)) is None:
                 continue
-            found.append((writer.path, [part.unit for part in decompose(setting, sublayer, writer, at).parts]))
+            found.append((writer.path, [one.unit for one in decompose(setting, sublayer, writer, at).units]))
     return found
 
 
@@ -267,9 +266,7 @@ def _birth(
     # The block behind the origin with the largest spike; the block of the next birth leaves that one.
     blocks = slice(behind, last + (birth.until is None))
     spike_block = behind + int(clean.spikes[:, blocks].mean(0).argmax())
-    writer: Writer | None = None
-    split: Decomposition | None = None
-    edits, measured = list[Edit](), list[Measured]()
+    split, edits, measured = Decomposition(), list[Edit](), list[Measured]()
     if sublayer is not None and block is not None:
         heads = clean.weights.get(f"{sublayer.attention}#{block.call}" if block.call else str(sublayer.attention))
         writer = writer_of(setting.model, sublayer, None if heads is None else heads.shape[1])
@@ -295,13 +292,7 @@ def _birth(
         after=birth.after,
         peak=birth.peak,
         norms=Norms(*(setting.growth.means(mask, blocks=True).nanmean(0).tolist() for mask in (at, setting.others))),
-        norm=None if split is None else split.norm,
-        rest=None if split is None else split.rest,
-        error=None if split is None else split.error,
-        not_split="" if split is None else split.why,
-        channels=[] if split is None else split.channels,
-        unit_kind=None if writer is None else writer.kind,
-        units=[] if split is None else split.parts,
+        **vars(split),
         weight=_known(mean_over(clean.weights, own).nanmean()),
         uniform=_known(mean_over(clean.uniform, own).nanmean()),
         spike=float(clean.spikes[:, spike_block].mean()),
@@ -331,8 +322,8 @@ def _edits(
     setting: OriginSetting, at: Tensor, sublayer: Sublayer, writer: Writer | None, split: Decomposition
 ) -> Iterator[Edit]:
     """Edits of the units of a write, of as many random ones, of the whole write and of its channels."""
-    if writer is not None and split.parts:
-        yield from _edits_of_units(setting, at, sublayer, writer, [part.unit for part in split.parts])
+    if writer is not None and split.units:
+        yield from _edits_of_units(setting, at, sublayer, writer, [one.unit for one in split.units])
     if sublayer.kind != "block":
         what = "the whole write of the sublayer 0 at the place"
         yield Edit("zero", "write", what, stage=sublayer.stage, write=True)

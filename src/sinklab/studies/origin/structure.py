@@ -166,69 +166,69 @@ def passing(model: nn.Module, structure: Structure, first: int, last: int, enter
 
 
 class _Forward:
-    """Where a forward is, block by block and module by module; its methods are the hooks that show it to a tap."""
+    """Where a forward is, block by block; its methods are the hooks that show it to a tap."""
 
     def __init__(self, tap: Tap, structure: Structure) -> None:
         self._tap, self._sublayers = tap, structure.sublayers
-        self._blocks = {(block.module, block.call): block for block in structure.blocks}
-        self._split = [sublayer for sublayer in self._sublayers if sublayer.kind != "block"]
-        self._sources = {(sublayer.block, sublayer.source, sublayer.turn): sublayer for sublayer in self._split}
-        self._writers = {(sublayer.block, sublayer.writer): sublayer for sublayer in self._sublayers if sublayer.writer}
-        self._norms = {(sublayer.block, sublayer.norm): sublayer for sublayer in self._sublayers if sublayer.norm}
-        self._calls, self._turns = Counter[str](), Counter[str]()  # of modules: in the forward, and in the block at hand
+        self._blocks = {(block.module, block.call): block.number for block in structure.blocks}
+        self._calls = Counter[str]()  # of blocks, in this forward
+        self._turns = Counter[int]()  # of the sources of sublayers, in the block at hand
         self._inside: list[int] = []
 
     def register(self, model: nn.Module, handles: list[RemovableHandle]) -> None:
         """Add the hooks to a model."""
         modules = dict(named_modules(model))
-        blocks = list(dict.fromkeys(name for name, _ in self._blocks))
+        blocks = {name: modules[name] for name, _ in self._blocks}
         handles.append(model.register_forward_pre_hook(self._begin))
-        for name in blocks:
-            handles.append(modules[name].register_forward_pre_hook(functools.partial(self._enter, name), with_kwargs=True))
-        for name in dict.fromkeys(sublayer.writer for sublayer in self._sublayers if sublayer.writer is not None):
-            handles.append(modules[name].register_forward_pre_hook(functools.partial(self._writer, name)))
-        for name in dict.fromkeys(sublayer.source for sublayer in self._split):
-            handles.append(modules[name].register_forward_hook(functools.partial(self._source, name)))
-        for name in dict.fromkeys(sublayer.norm for sublayer in self._sublayers if sublayer.norm is not None):
-            handles.append(modules[name].register_forward_hook(functools.partial(self._norm, name)))
-        for name in blocks:
-            handles.append(modules[name].register_forward_hook(self._leave))
+        for name, block in blocks.items():
+            handles.append(block.register_forward_pre_hook(functools.partial(self._enter, name), with_kwargs=True))
+        for sublayer in self._sublayers:
+            if sublayer.writer is not None:
+                hook = functools.partial(self._writer, sublayer)
+                handles.append(modules[sublayer.writer].register_forward_pre_hook(hook))
+            if sublayer.kind != "block":
+                handles.append(modules[sublayer.source].register_forward_hook(functools.partial(self._source, sublayer)))
+            if sublayer.norm is not None:
+                handles.append(modules[sublayer.norm].register_forward_hook(functools.partial(self._norm, sublayer)))
+        for block in blocks.values():
+            handles.append(block.register_forward_hook(self._leave))
 
     def _begin(self, module: nn.Module, args: tuple[object, ...]) -> None:
         self._calls.clear()
         self._inside.clear()
 
     def _enter(self, name: str, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        block = self._blocks.get((name, self._calls[name]))
+        number = self._blocks.get((name, self._calls[name]))
         self._calls[name] += 1
-        if block is not None:
+        if number is not None:
             self._turns.clear()
-            self._inside.append(block.number)
+            self._inside.append(number)
             hidden = args[0] if args else kwargs.get("hidden_states")
             assert isinstance(hidden, Tensor)
-            self._tap.enter(block.number, hidden)
+            self._tap.enter(number, hidden)
 
     def _leave(self, module: nn.Module, args: tuple[object, ...], output: object) -> object:
         return _replaced(output, self._tap.leave(self._inside.pop(), _first(output))) if self._inside else None
 
-    def _source(self, name: str, module: nn.Module, args: tuple[object, ...], output: object) -> object:
-        self._turns[name] += 1
-        sublayer = self._sources.get((self._inside[-1], name, self._turns[name] - 1)) if self._inside else None
-        return None if sublayer is None else _replaced(output, self._tap.write(sublayer, _first(output)))
+    def _is_in(self, sublayer: Sublayer) -> bool:
+        return bool(self._inside) and self._inside[-1] == sublayer.block
 
-    def _norm(self, name: str, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if (sublayer := self._at(self._norms, name)) is not None:
+    def _source(self, sublayer: Sublayer, module: nn.Module, args: tuple[object, ...], output: object) -> object:
+        if not self._is_in(sublayer):
+            return None
+        self._turns[sublayer.stage] += 1
+        own = self._turns[sublayer.stage] - 1 == sublayer.turn
+        return _replaced(output, self._tap.write(sublayer, _first(output))) if own else None
+
+    def _norm(self, sublayer: Sublayer, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        if self._is_in(sublayer):
             self._tap.normed(sublayer, _first(output))
 
-    def _writer(self, name: str, module: nn.Module, args: tuple[object, ...]) -> object:
-        sublayer = self._at(self._writers, name)
-        if sublayer is None or not args or not isinstance(args[0], Tensor):
+    def _writer(self, sublayer: Sublayer, module: nn.Module, args: tuple[object, ...]) -> object:
+        if not self._is_in(sublayer) or not args or not isinstance(args[0], Tensor):
             return None
         new = self._tap.activations(sublayer, args[0])
         return None if new is None else (new, *args[1:])
-
-    def _at(self, sublayers: dict[tuple[int, str], Sublayer], name: str) -> Sublayer | None:
-        return sublayers.get((self._inside[-1], name)) if self._inside else None
 
 
 def _first(output: object) -> Tensor:
@@ -302,15 +302,10 @@ def find_structure(model: nn.Module, forward: Callable[[], object]) -> Structure
 
     with hooked(register):
         forward()
-    if not anatomy.layers:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has no list of blocks with attention that goes through the attention interface of "
-            "transformers, and sinklab origin follows such blocks"
-        )
     if not blocks:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no blocks that give hidden states of shape (batch, seq_len, hidden_size), so it "
-            "cannot be seen where a sink is born; sinklab origin needs the blocks of transformers' modules"
+            f"{type(model).__name__} has no list of blocks with attention that goes through the attention interface of "
+            "transformers and gives hidden states of shape (batch, seq_len, hidden_size); sinklab origin follows such blocks"
         )
     return Structure(tuple(blocks))
 

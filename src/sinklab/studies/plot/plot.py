@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from sinklab.errors import InputError
-from sinklab.results.file import check_file
+from sinklab.results.file import check_file, write_file
+from sinklab.results.progress import say
 from sinklab.studies.arguments import OverwriteFile, command
 
 
 @command
-def plot(
-    folders: list[Path],
-    *,
-    out: Path | None = None,
-    overwrite: OverwriteFile = False,
-) -> Path:
+def plot(folders: list[Path], *, out: Path | None = None, overwrite: OverwriteFile = False) -> Path:
     """Draw loss, sink rate and loss gap over steps and per layer, and heat maps of heads and positions over time.
 
     Works while a run is still training; needs only the tables, no model. Cells of a sweep without numbers yet are listed, and
@@ -33,14 +28,17 @@ def plot(
         sinklab plot sinklab-sweeps/lr/*seed=0*  (some of them)
     """
     check_file(out, overwrite)
-    from sinklab.report.curves import write_plot
+    from sinklab.report.curves import draw_runs, notes_of, read_runs
 
     if not folders:
         raise InputError("give the output directory of at least one run or sweep")
-
-    def note(text: str) -> None:
-        print(text, file=sys.stderr)
-
-    if out is None:  # a name in a folder that is ours
-        return write_plot(folders, folders[0] / "curves.png", overwrite=True, note=note)
-    return write_plot(folders, out, overwrite=overwrite, note=note)
+    path = out or folders[0] / "curves.png"  # which is a name in a folder that is ours
+    runs, missing = read_runs(folders)
+    notes = notes_of(runs, missing)
+    figure, suffix = draw_runs(runs, notes), path.suffix.lstrip(".")
+    if suffix not in figure.canvas.get_supported_filetypes():
+        raise InputError(f"cannot write {path.name!r}: give a name that ends in .png, .svg or .pdf")
+    write_file(path, lambda temporary: figure.savefig(temporary, format=suffix), overwrite=overwrite or out is None)
+    for note in notes:
+        say(note)
+    return path

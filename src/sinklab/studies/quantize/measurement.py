@@ -48,7 +48,7 @@ LEVEL = 0.95
 OWN = "class, the model's own answer"
 """What the loss is taken of where samples have no classes: the gap is then about answers that change, right or wrong."""
 
-CALIBRATING, SCHEMES, BLOCKS, SITES, CURES = "calibrating", "schemes", "blocks", "sites", "cures"
+CALIBRATING, SCHEMES, SPIKES, BLOCKS, SITES, CURES = "calibrating", "schemes", "spikes", "blocks", "sites", "cures"
 """Stages."""
 
 CHECKED = 2
@@ -214,21 +214,26 @@ class _Examination:
         first = request.schemes[0]
         # What each stage costs beside the others: of the later ones, where there is a gap.
         blocks_in_passes = 0.2 * len({site.block for site in twin.linear})
-        plan(self.progress, {CALIBRATING: 1.5, SCHEMES: 2 + len(request.schemes), BLOCKS: blocks_in_passes, SITES: 5, CURES: 5})
-        self.progress(CALIBRATING, 0, 3)
+        plan(
+            self.progress,
+            {CALIBRATING: 0.5, SCHEMES: 2 + len(request.schemes), SPIKES: 1, BLOCKS: blocks_in_passes, SITES: 5, CURES: 5},
+        )
+        self.progress(CALIBRATING, 0, 2)
         ranges = twin.ranges(self.calibration)
         left = twin.keep(ranges)
-        spikes = find_spikes(twin, self.calibration, ranges, first.activations)
-        self.progress(CALIBRATING, 1, 3)
-        sinks, refused = self._sinks()
-        self.progress(CALIBRATING, 2, 3)
+        self.progress(CALIBRATING, 1, 2)
         check = self._check(ranges)
-        self.progress(CALIBRATING, 3, 3)
+        self.progress(CALIBRATING, 2, 2)
         clean = self._losses("unquantised", None, functools.partial(self._progressed, 0))
         if not bool(clean.isfinite().any(dim=1).all()) or bool(clean.isinf().any()):
             raise MeasurementError(f"{loaded.name}: the loss is not finite without any quantisation, so a gap means nothing")
         self.clean_means = _means(clean)
         bases, losses, schemes = self._schemes(ranges)
+        self.progress(SPIKES, 0, 2)
+        spikes = find_spikes(twin, self.calibration, ranges, first.activations)
+        self.progress(SPIKES, 1, 2)
+        sinks, refused = self._sinks()
+        self.progress(SPIKES, 2, 2)
         channels = {key: self._channel(spike, twin.sites[key], sinks) for key, spike in spikes.items()}
         blocks: list[BlockFound] = []
         sites: list[SiteFound] = []
@@ -431,6 +436,7 @@ class _Examination:
         """Another cure: the scheme on the model with its sinks folded, which has ranges of its own, with its mean losses."""
         if self.sinks is None or base.scheme.activations == WHOLE_BITS:
             return
+        tried = "the sinks folded"
         try:
             for name, label, model in folded_copies(
                 self.loaded.model, self.calibration, self.sinks, self.loaded.operation
@@ -439,8 +445,9 @@ class _Examination:
                 ranges = twin.ranges(self.calibration)
                 twin.keep(ranges)
                 yield Cure(name, label, base), _means(twin.losses(self.samples, dataclasses.replace(base, ranges=ranges)))
+                tried = "the neurons that write them silent"
         except SinklabError as error:
-            say(f"not tried as a cure: the sinks folded, since {str(error).splitlines()[0]}")
+            say(f"not tried as a cure: {tried}, since {str(error).splitlines()[0]}")
 
     # --- in words -------------------------------------------------------------------------------------------------------------
 

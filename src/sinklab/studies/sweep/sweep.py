@@ -35,8 +35,8 @@ def sweep(
 
     Args:
         recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run.
-        grid: Values of a field, in YAML; repeatable, all combinations are run. The last parts of a path suffice where they name
-            one field; lr, operation, position, optimizer, schedule, layers, heads and context are short names.
+        grid: Values of a field, in YAML; repeatable, all combinations are run. lr, operation, position, optimizer, schedule,
+            layers, heads and context are short names.
         seeds: Run every combination with each of these seeds (of initialisation and data), both ends included; by default the
             recipe's.
         changes: Change a field in all cells, such as training.steps=500; repeatable.

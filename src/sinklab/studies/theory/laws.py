@@ -28,14 +28,12 @@ def entropy_bound(sigma: Tensor | float, length: Tensor | int) -> Tensor:
         float64, in nats, in ``[0, ln T]``; 0 for a single key.
 
     Raises:
-        InputError: a negative or non-finite ``sigma``, or a length below 1.
+        InputError: a negative or non-finite ``sigma``.
     """
     norm = torch.as_tensor(sigma, dtype=torch.float64)
     count = torch.as_tensor(length, device=norm.device).to(torch.float64)
     if not bool(torch.isfinite(norm).all()) or bool((norm < 0).any()):
         raise InputError("entropy_bound: sigma must be finite and at least 0: it is the norm of a row of scores")
-    if bool((count < 1).any()):
-        raise InputError(f"entropy_bound: length {int(count.min())} must be at least 1: the number of keys that the query sees")
     others = count - 1
     beta = torch.exp(-norm * torch.sqrt(count / others.clamp(min=1)))
     bound = torch.log1p(others * beta) + norm * torch.sqrt(count * others) * beta / (1 + others * beta)
@@ -46,15 +44,8 @@ def least_entropy_scores(sigma: float, length: int) -> Tensor:
     """Scores of norm ``sigma`` whose softmax has the least entropy: one at ``σ √((T-1)/T)``, the others at ``-σ / √(T(T-1))``.
 
     Returns:
-        float64 ``(length,)``; they sum to 0.
-
-    Raises:
-        InputError: a length below 2, for which there is no other score.
+        float64 ``(length,)``, of a length of 2 or more; they sum to 0.
     """
-    if length < 2:
-        raise InputError(
-            f"least_entropy_scores: length {length} must be at least 2: a single key has weight 1 whatever its score"
-        )
     scores = torch.full((length,), -sigma / (length * (length - 1)) ** 0.5, dtype=torch.float64)
     scores[0] = sigma * ((length - 1) / length) ** 0.5
     return scores
@@ -88,21 +79,8 @@ def head_score_norm(
 
     Returns:
         float64 ``(...)``.
-
-    Raises:
-        InputError: shapes that do not fit, or values that are not finite.
     """
-    hidden = inputs.shape[-1]
-    for name, weight in (("query_weight", query_weight), ("key_weight", key_weight)):
-        if weight.ndim != 2 or weight.shape[1] != hidden:
-            raise InputError(
-                f"{name} has shape {tuple(weight.shape)}, expected (head_dim, {hidden}): the rows of one head, for inputs of "
-                f"width {hidden}"
-            )
     query, key, states = (tensor.detach().to(torch.float64) for tensor in (query_weight, key_weight, inputs))
-    for name, tensor in (("query_weight", query), ("key_weight", key), ("inputs", states)):
-        if not bool(torch.isfinite(tensor).all()):
-            raise InputError(f"{name} has values that are not finite; no bound follows from them")
     if positions == "rotary":
         maps = torch.linalg.matrix_norm(query, 2) * torch.linalg.matrix_norm(key, 2)
         return scaling * maps * torch.linalg.matrix_norm(states) * states.norm(dim=-1).amax(-1)
@@ -112,31 +90,24 @@ def head_score_norm(
 
 
 def head_entropy_bound(
-    query_weight: Tensor,
-    key_weight: Tensor,
-    inputs: Tensor,
-    *,
-    scaling: float = 1.0,
+    query_weight: Tensor, key_weight: Tensor, inputs: Tensor, *, scaling: float = 1.0,
     positions: Literal["none", "rotary"] = "none",
-    causal: bool = True,
-) -> Tensor:
-    """Least entropy of every row of a head, from its weights and its inputs; see :func:`head_score_norm`.
+) -> Tensor:  # fmt: skip
+    """Least entropy of every row of a causal head, from its weights and its inputs; see :func:`head_score_norm`.
 
-    A causal row of ``t`` keys is a row of the theorem with ``T = t``: its scores are part of those that ``σ`` bounds.
+    A row of ``t`` keys is a row of the theorem with ``T = t``: its scores are part of those that ``σ`` bounds.
 
     Returns:
         float64 ``(..., seq_len)``, in nats. For heads of real models it is often near 0: the spectral norms allow far more
         than the head does.
     """
     sigma = head_score_norm(query_weight, key_weight, inputs, scaling=scaling, positions=positions)
-    length = inputs.shape[-2]
-    lengths = torch.arange(1, length + 1) if causal else torch.full((length,), length)
-    return entropy_bound(sigma[..., None], lengths.to(sigma.device))
+    return entropy_bound(sigma[..., None], torch.arange(1, inputs.shape[-2] + 1, device=sigma.device))
 
 
 def uniform_weights(length: int) -> Tensor:
     """Without positions: ``A[t, i] = 1/t`` for the ``t`` keys that query ``t`` sees; float64 ``(length, length)``."""
-    return relative_weights(torch.zeros(_positive(length), dtype=torch.float64))
+    return relative_weights(torch.zeros(length, dtype=torch.float64))
 
 
 def relative_weights(bias: Tensor) -> Tensor:
@@ -151,14 +122,8 @@ def relative_weights(bias: Tensor) -> Tensor:
 
     Returns:
         float64 ``(..., length, length)``, 0 above the diagonal.
-
-    Raises:
-        InputError: no distance, or a bias that is not finite.
     """
-    length = _positive(bias.shape[-1])
-    if not bool(torch.isfinite(bias).all()):
-        raise InputError("relative_weights: the bias has values that are not finite")
-    index = torch.arange(length, device=bias.device)
+    index = torch.arange(bias.shape[-1], device=bias.device)
     distance = index[:, None] - index
     scores = bias.to(torch.float64)[..., distance.clamp(min=0)].masked_fill(distance < 0, float("-inf"))
     return torch.softmax(scores, dim=-1)
@@ -170,18 +135,13 @@ def alibi_weights(slope: Tensor | float, length: int) -> Tensor:
     The first key has less than ``1/t`` for every ``t > 1``, and exponentially little for far queries.
 
     Args:
-        slope: ``m``, positive; any shape.
+        slope: ``m``, positive; any shape. Without slope there is no series to sum, and the weights are uniform.
 
     Returns:
         float64 ``(..., length, length)``, 0 above the diagonal.
-
-    Raises:
-        InputError: a slope that is not positive: without slope there is no series to sum, and the weights are uniform.
     """
     slopes = torch.as_tensor(slope, dtype=torch.float64)[..., None, None]
-    if not bool((slopes > 0).all()):
-        raise InputError("alibi_weights: slopes must be positive; for 0 use uniform_weights")
-    index = torch.arange(_positive(length), device=slopes.device)
+    index = torch.arange(length, device=slopes.device)
     distance = index[:, None] - index
     # expm1 keeps the digits of small slopes.
     weights = torch.exp(-slopes * distance) * torch.expm1(-slopes) / torch.expm1(-slopes * (index[:, None] + 1))
@@ -200,19 +160,8 @@ def rotary_bounds(norms: Tensor | float, length: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         Lower and upper bound, float64 ``(..., length)``: by query, whichever the key.
-
-    Raises:
-        InputError: a negative or non-finite norm.
     """
     reach = torch.as_tensor(norms, dtype=torch.float64)[..., None]
-    if not bool(torch.isfinite(reach).all()) or bool((reach < 0).any()):
-        raise InputError("rotary_bounds: norms must be finite and at least 0: products of the norms of queries and keys")
     # ln 0 for a single key: both bounds are then 1.
-    others = torch.log(torch.arange(_positive(length), dtype=torch.float64, device=reach.device))
+    others = torch.log(torch.arange(length, dtype=torch.float64, device=reach.device))
     return torch.sigmoid(-2 * reach - others), torch.sigmoid(2 * reach - others)
-
-
-def _positive(length: int) -> int:
-    if length < 1:
-        raise InputError(f"length {length} must be at least 1")
-    return length

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import pandas as pd
@@ -45,43 +45,41 @@ class LayerCertificate:
     sink_weight: Tensor
     output_norm: Tensor
 
+    @property
+    def unit(self) -> Tensor:
+        """Largest norm of a visible projected value; 1 where all are 0."""
+        return self.certificate.scale.where(self.certificate.scale > 0, 1.0)
 
-LEAST_OUTPUT = Metric(
-    "least_output",
-    "ratio",
-    "Mean over queries of the least norm that any weights on the visible keys could give to what the head writes "
-    "(upper bound), divided by the largest norm of a visible projected value.",
-    range=(0.0, 1.0),
-)
-LEAST_OUTPUT_WITHOUT_SINK = Metric(
-    "least_output_without_sink",
-    "ratio",
-    "The same with the sink left out (lower bound): a head that is more silent than this uses the sink.",
-    range=(0.0, 1.0),
-)
-NO_OP_GAP = Metric(
-    "no_op_gap",
-    "ratio",
-    "Mean of least_output_without_sink minus least_output: what the sink alone makes possible. Near 0: the head does "
-    "not need the sink to be silent, or cannot be silent at all.",
-    range=(-1.0, 1.0),
-)
-OUTPUT = Metric(
-    "output",
-    "ratio",
-    "Mean over the same queries of the norm of what the head does write, in the same unit.",
-    range=(0.0, float("inf")),
-)
-CERTIFIED_SINK_WEIGHT = Metric(
-    "certified_sink_weight", "weight", "Mean over the same queries of the measured weight on the sink."
-)
-NEEDED_SINK_WEIGHT = Metric(
-    "needed_sink_weight",
-    "weight",
-    "Mean over the queries for which any weight is enough of the least weight on the sink with which the output can "
-    "be as small as asked (lower bound).",
-    range=(0.0, 1.0),
-)
+
+VALUES: dict[Metric, Callable[[LayerCertificate], Tensor | None]] = {
+    Metric(
+        "least_output", "ratio",
+        "Mean over queries of the least norm that any weights on the visible keys could give to what the head writes "
+        "(upper bound), divided by the largest norm of a visible projected value.", range=(0.0, 1.0),
+    ): lambda layer: layer.certificate.with_upper / layer.unit,
+    Metric(
+        "least_output_without_sink", "ratio",
+        "The same with the sink left out (lower bound): a head that is more silent than this uses the sink.", range=(0.0, 1.0),
+    ): lambda layer: layer.certificate.without_lower / layer.unit,
+    Metric(
+        "no_op_gap", "ratio",
+        "Mean of least_output_without_sink minus least_output: what the sink alone makes possible. Near 0: the head does "
+        "not need the sink to be silent, or cannot be silent at all.", range=(-1.0, 1.0),
+    ): lambda layer: layer.certificate.gap / layer.unit,
+    Metric(
+        "output", "ratio", "Mean over the same queries of the norm of what the head does write, in the same unit.",
+        range=(0.0, float("inf")),
+    ): lambda layer: layer.output_norm / layer.unit,
+    Metric(
+        "certified_sink_weight", "weight", "Mean over the same queries of the measured weight on the sink.",
+    ): lambda layer: layer.sink_weight,
+    Metric(
+        "needed_sink_weight", "weight",
+        "Mean over the queries for which any weight is enough of the least weight on the sink with which the output can "
+        "be as small as asked (lower bound).", range=(0.0, 1.0),
+    ): lambda layer: layer.certificate.needed_lower,
+}  # fmt: skip
+"""Metrics, and their values at every query; none where no need was asked about."""
 
 
 class NoOpCertificate(Probe):
@@ -108,14 +106,7 @@ class NoOpCertificate(Probe):
 
     name: ClassVar[str] = "no_op_certificate"
     needs: ClassVar[frozenset[str]] = frozenset({"head_outputs"})
-    metrics: ClassVar[tuple[Metric, ...]] = (
-        LEAST_OUTPUT,
-        LEAST_OUTPUT_WITHOUT_SINK,
-        NO_OP_GAP,
-        OUTPUT,
-        CERTIFIED_SINK_WEIGHT,
-        NEEDED_SINK_WEIGHT,
-    )
+    metrics: ClassVar[tuple[Metric, ...]] = tuple(VALUES)
 
     def __init__(
         self,
@@ -217,25 +208,15 @@ class NoOpCertificate(Probe):
     def _metrics(self, module: str) -> Iterator[tuple[Metric, Tensor, Tensor]]:
         """Metric, values ``(heads, observations)`` and which of them count."""
 
-        def lined(values: Tensor) -> Tensor:
-            return values.transpose(0, 1).flatten(1)
+        def lined(values: Sequence[Tensor]) -> Tensor:
+            return torch.cat([own.transpose(0, 1).flatten(1) for own in values], dim=1)
 
         layers = [layer for layer in self.found if layer.site.module == module]
-        columns: dict[Metric, list[Tensor]] = {metric: [] for metric in self.metrics}
-        counted = torch.cat([lined(layer.certificate.counted) for layer in layers], dim=1)
-        for layer in layers:
-            bounds = layer.certificate
-            unit = bounds.scale.where(bounds.scale > 0, 1.0)
-            columns[LEAST_OUTPUT].append(bounds.with_upper / unit)
-            columns[LEAST_OUTPUT_WITHOUT_SINK].append(bounds.without_lower / unit)
-            columns[NO_OP_GAP].append(bounds.gap / unit)
-            columns[OUTPUT].append(layer.output_norm / unit)
-            columns[CERTIFIED_SINK_WEIGHT].append(layer.sink_weight)
-            if bounds.needed_lower is not None:
-                columns[NEEDED_SINK_WEIGHT].append(bounds.needed_lower)
-        for metric, parts in columns.items():
-            if parts:
-                values = torch.cat([lined(part) for part in parts], dim=1)
+        counted = lined([layer.certificate.counted for layer in layers])
+        for metric, value_of in VALUES.items():
+            found = [values for layer in layers if (values := value_of(layer)) is not None]
+            if found:
+                values = lined(found)
                 yield metric, values, counted & torch.isfinite(values)
 
 
@@ -310,15 +291,8 @@ def _wide(values: Tensor) -> Tensor:
 SAMPLES, QUERIES, DELTA = 4, 32, 0.2
 """Samples, queries of each, and the output norm asked about, in units of the largest norm of a visible projected value."""
 
-_FIELDS = {
-    "least_output": "least_output",
-    "least_output_without_sink": "least_output_without_sink",
-    "no_op_gap": "gap",
-    "output": "output",
-    "certified_sink_weight": "sink_weight",
-    "needed_sink_weight": "needed_sink_weight",
-}
-"""Metrics of the probe, and their fields of a head."""
+_FIELDS = {"no_op_gap": "gap", "certified_sink_weight": "sink_weight"}
+"""Metrics of the probe whose field of a head is called otherwise."""
 
 
 def certified(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
@@ -372,7 +346,7 @@ def _heads(table: pd.DataFrame, threshold: float, normalized: bool) -> list[Cert
     for row in table[table["head"].notna()].itertuples():
         module, number = str(row.module), int(row.head)
         head = measured.setdefault((module, number), {"module": module, "layer": int(row.layer), "head": number})
-        head[_FIELDS[row.metric]] = float(row.value)
+        head[_FIELDS.get(row.metric, row.metric)] = float(row.value)
         head["needed_queries" if row.metric == "needed_sink_weight" else "queries"] = int(row.count)
     heads = [CertifiedHead(**head) for head in measured.values()]
     heads = [dataclasses.replace(head, forced=normalized and _is_forced(head, threshold)) for head in heads]

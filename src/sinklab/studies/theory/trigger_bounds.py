@@ -1,10 +1,9 @@
 """The trigger task in theory: how much weight BOS must get where the output is small, and weights that solve the task.
 
 Let a head have weights ``A`` that sum to one over the keys of each query, and write ``M = W_O W_V``. Coordinates 1 and n-1 of
-a token add up to 1 for every content token and for the trigger, and to 0 for BOS (``trigger_task.py``): they
-count. If ``M`` leaves the count alone, the count of an output is the weight off BOS, so that an output near 0 *is* a sink on
-BOS. If ``M`` does something else, a functional ``u`` with ``uᵀM x ≈ 1`` on all tokens but BOS counts in its place
-(:class:`Counter`).
+a token add up to 1 for every content token and for the trigger, and to 0 for BOS: they count. If ``M`` leaves the count alone,
+the count of an output is the weight off BOS, so that an output near 0 *is* a sink on BOS. If ``M`` does something else, a
+functional ``u`` with ``uᵀM x ≈ 1`` on all tokens but BOS counts in its place (:class:`Counter`).
 
 Proved here: the bound for one head whose rows sum to one, with a value map that is known. Not proved here: that a small loss
 forces a value map with which one can count (Ran-Milo 2026, arXiv 2603.11487, Theorem 1, shows a sink from the loss alone, with
@@ -21,7 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError
 
 BOS, TRIGGER, BIAS = 0, 1, -1
 """Coordinates that mark the first token, the trigger, and content tokens."""
@@ -33,13 +32,13 @@ Target = Literal["including", "preceding"]
 
 @dataclasses.dataclass(frozen=True)
 class TriggerBatch:
-    """Sequences with the same number of triggers each.
+    """Sequences with one trigger each.
 
     Attributes:
         inputs: ``(batch, length, width)``.
-        targets: same shape: the mean at every trigger, 0 elsewhere. A model with residual connections is to give
+        targets: same shape: the mean at the trigger, 0 elsewhere. A model with residual connections is to give
             ``inputs + targets``.
-        positions: int64 ``(batch, triggers)``: where the triggers stand, 0-based, ascending.
+        positions: int64 ``(batch,)``: where the trigger stands, 0-based.
     """
 
     inputs: Tensor
@@ -49,8 +48,7 @@ class TriggerBatch:
     @property
     def is_trigger(self) -> Tensor:
         """Boolean ``(batch, length)``."""
-        places = torch.arange(self.inputs.shape[1], device=self.inputs.device)
-        return (places == self.positions[..., None]).any(dim=1)
+        return torch.arange(self.inputs.shape[1], device=self.inputs.device) == self.positions[:, None]
 
 
 def trigger_batch(
@@ -61,25 +59,21 @@ def trigger_batch(
     position: int | None = None,
     target: Target = "including",
     *,
-    triggers: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> TriggerBatch:
-    """Draw sequences: BOS, then content tokens with triggers in the place of some of them.
+    """Draw sequences: BOS, then content tokens with a trigger in the place of one of them.
 
-    The target at a trigger is the mean of *all* tokens behind BOS up to it, whatever they are: one of several triggers averages
-    the earlier ones together with the content. With the target ``"including"`` a trigger at ``j`` (0-based) averages the ``j``
-    tokens ``1 … j``, with ``"preceding"`` the ``j - 1`` tokens ``1 … j - 1``.
+    With the target ``"including"`` a trigger at ``j`` (0-based) averages the ``j`` tokens ``1 … j``, with ``"preceding"`` the
+    ``j - 1`` tokens ``1 … j - 1``.
 
     Args:
         batch: number of sequences, at least 1.
         length: tokens of a sequence with BOS, at least 4; 16 in the paper.
         width: coordinates of a token, at least 4; 16 in the paper.
         generator: on the CPU; the global one by default.
-        position: 0-based position of a trigger in all sequences; by default all are drawn uniformly from ``2 … length - 1``
-            (the paper's 3 … L, counted from 1), so that a content token always precedes them.
+        position: 0-based position of the trigger in all sequences; by default drawn uniformly from ``2 … length - 1`` (the
+            paper's 3 … L, counted from 1), so that a content token always precedes it.
         target: what the mean is over; see :data:`Target`.
-        triggers: in each sequence, at distinct places; from 1, as in the paper, to ``length - 3``, so that not every token from
-            the third on is one.
 
     Raises:
         ConfigurationError: an argument out of its range.
@@ -89,20 +83,17 @@ def trigger_batch(
             raise ConfigurationError(
                 f"trigger task: {name} {value} must be at least {least}; length and width are 16 in the paper"
             )
-    if not 1 <= triggers <= length - 3:
-        raise ConfigurationError(
-            f"trigger task: {triggers} triggers in {length} tokens; expected 1 … {length - 3}: BOS and a content token come "
-            "first, and some later token is no trigger"
-        )
     if position is not None and not 2 <= position < length:
         raise ConfigurationError(
             f"trigger task: position {position} must be in 2 … {length - 1}, counted from 0: BOS and a content token come first"
         )
     if target not in get_args(Target):
         raise ConfigurationError(f"trigger task: target {target!r} must be one of {', '.join(get_args(Target))}")
-    positions = _positions(batch, length, generator, position, triggers)
+    positions = torch.full((batch,), position or 0)
+    if position is None:
+        positions = torch.randint(2, length, (batch,), generator=generator)
     places = torch.arange(length)
-    triggered = (places == positions[..., None]).any(dim=1).to(dtype)
+    triggered = (places == positions[:, None]).to(dtype)
     inputs = torch.zeros(batch, length, width, dtype=dtype)
     inputs[:, 0, BOS] = 1
     content = torch.rand(batch, length - 1, width - 3, generator=generator, dtype=dtype)
@@ -116,17 +107,6 @@ def trigger_batch(
     counts = (places if target == "including" else places - 1).clamp(min=1)
     targets.div_(counts[:, None]).mul_(triggered[..., None])
     return TriggerBatch(inputs, targets, positions)
-
-
-def _positions(batch: int, length: int, generator: torch.Generator | None, position: int | None, triggers: int) -> Tensor:
-    """Distinct places from the third on, ascending, ``(batch, triggers)``; one of them ``position``, if it is given."""
-    if triggers == 1:
-        drawn = torch.randint(2, length, (batch,), generator=generator) if position is None else torch.full((batch,), position)
-        return drawn[:, None]
-    order = torch.rand(batch, length - 2, generator=generator)
-    if position is not None:
-        order[:, position - 2] = 1  # above all that is drawn
-    return order.topk(triggers).indices.sort().values + 2
 
 
 _RANK_TOLERANCE = 1e-6
@@ -155,13 +135,8 @@ class Counter:
         Args:
             error: ``η``, at least 0.
             bos_error: ``η₁``; as large as ``error`` by default. It is 0 for a value map that takes BOS to 0.
-
-        Raises:
-            InputError: an error that is negative or not a number.
         """
         bos_error = error if bos_error is None else bos_error
-        if not (error >= 0 and bos_error >= 0):
-            raise InputError(f"least_bos_weight: errors {error} and {bos_error} must be at least 0: they are largest distances")
         counted = 1 - self.slack
         return max(0.0, (counted - self.norm * error) / (counted + self.norm * bos_error)) if counted > 0 else 0.0
 
@@ -173,16 +148,9 @@ def counter_of(value_output: Tensor) -> Counter:
     silent without a sink, and cannot solve the task.
 
     Args:
-        value_output: ``M = W_O W_V``, ``(width, width)``, by which an output is ``Σ_k A_k M x_k``.
-
-    Raises:
-        InputError: not a square matrix of width 4 or more, or values that are not finite.
+        value_output: ``M = W_O W_V``, finite, ``(width, width)``, by which an output is ``Σ_k A_k M x_k``.
     """
-    if value_output.ndim != 2 or value_output.shape[0] != value_output.shape[1] or len(value_output) < 4:
-        raise InputError(f"counter_of: value_output has shape {tuple(value_output.shape)}, expected (width, width), width >= 4")
     full = value_output.detach().to(torch.float64)
-    if not bool(torch.isfinite(full).all()):
-        raise InputError("counter_of: value_output has values that are not finite")
     tokens = full[:, 1:]  # what M does to tokens without the coordinate of BOS
     count = torch.zeros(full.shape[1] - 1, dtype=torch.float64, device=full.device)
     count[TRIGGER - 1] = count[BIAS] = 1
@@ -200,12 +168,7 @@ def least_bos_weight(error: float) -> float:
     Assumes one head, weights that sum to one over BOS and other tokens of the task, and a value map with
     ``(e_1 + e_{n-1})ᵀ M = (e_1 + e_{n-1})ᵀ``, such as the identity on these two coordinates. Then
     ``y_1 + y_{n-1} = 1 - A_BOS``. It is tight: see :func:`softmax_solution`.
-
-    Raises:
-        InputError: an error that is negative or not a number.
     """
-    if not error >= 0:
-        raise InputError(f"least_bos_weight: error {error} must be at least 0: it is a largest distance")
     return max(0.0, 1 - 2 * error)
 
 
@@ -224,13 +187,7 @@ def least_bos_weight_by_odds(error: Tensor, bos_output: Tensor, query_norm: Tens
 
     Returns:
         In [0, 1], ``(...)``; 0 where some norm is no larger than the error, and nothing follows.
-
-    Raises:
-        InputError: an error or a norm that is negative or not a number.
     """
-    for name, numbers in (("error", error), ("bos_output", bos_output), ("norms", query_norm), ("norms", key_norms)):
-        if not bool((numbers >= 0).all()):
-            raise InputError(f"least_bos_weight_by_odds: {name} must be at least 0: they are largest absolute values")
     room, rooms = query_norm - error, key_norms - error[..., None]
     follows = (room > 0) & (rooms > 0).all(-1)
     room, rooms = room.where(follows, 1.0), rooms.where(follows[..., None], 1.0)
@@ -303,9 +260,6 @@ def softmax_solution(width: int, length: int, error: float, target: Target = "in
 
     Returns:
         float64 maps of one head.
-
-    Raises:
-        InputError: an argument out of its range.
     """
     height = _height(length, error)
     if target == "preceding":
@@ -329,9 +283,6 @@ def cancelling_solution(width: int, length: int, error: float) -> TriggerHeads:
 
     Returns:
         float64 maps of two heads.
-
-    Raises:
-        InputError: an argument out of its range.
     """
     # At the trigger j (0-based) the first writes (1 - 1/(1 + j e^c)) m, the second -j/(e^c + j) m: 2 ε/2 in the worst case.
     height = _height(length, error / 2)
@@ -347,14 +298,8 @@ def cancelling_solution(width: int, length: int, error: float) -> TriggerHeads:
 
 def _height(length: int, error: float) -> float:
     """The score ``c`` at which ``length - 1`` keys of score 0 get the weight ``error`` together."""
-    if length < 4:
-        raise InputError(f"length {length} must be at least 4: BOS, a content token, the trigger and one more")
-    if not 0 < error <= 0.5:
-        raise InputError(f"error {error} must be in (0, 1/2]: softmax weights are never 0, and 1/2 is no solution any more")
     return math.log((length - 1) * (1 / error - 1))
 
 
 def _zeros(heads: int, width: int) -> Tensor:
-    if width < 4:
-        raise InputError(f"width {width} must be at least 4: marks of BOS, trigger and content, and one random coordinate")
     return torch.zeros(heads, width, width, dtype=torch.float64)

@@ -17,8 +17,7 @@ from sinklab.results.file import write_image
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.results.table import finite
 from sinklab.studies.theory.trigger_bounds import counter_of
-from sinklab.studies.trigger.model import TriggerModel
-from sinklab.studies.trigger.problem import TriggerProblem
+from sinklab.studies.trigger.problem import TriggerModel, TriggerProblem
 
 EVALUATION_SEED = 1_000_003
 """Seed of the evaluated samples; seeds of training are small numbers."""
@@ -51,8 +50,8 @@ MAPS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TriggerNumbers:
-    """Numbers of one trained model on samples with a trigger at one position, and others, if any, anywhere. "Off" means queries
-    that are neither first nor a trigger; "the trigger" is the one at that position.
+    """Numbers of one trained model on samples with the trigger at one position. "Off" means queries that are neither the first
+    nor the trigger.
 
     Attributes:
         error: largest absolute error; not finite for a model that diverged.
@@ -129,7 +128,7 @@ class TriggerNumbers:
 
 @torch.no_grad()
 def evaluate(model: TriggerModel, problem: TriggerProblem, samples: int = 1000) -> TriggerNumbers:
-    """Run a model over fresh samples with a trigger at ``problem.position``; 1,000 of them in the paper."""
+    """Run a model over fresh samples with the trigger at ``problem.position``; 1,000 of them in the paper."""
     batch = problem.draw(samples, torch.Generator().manual_seed(EVALUATION_SEED), problem.position)
     outputs, per_layer, null_masses = model.with_weights(batch.inputs)
     weights = torch.stack(per_layer, dim=1)  # (batch, layers, heads, query, key)
@@ -169,7 +168,7 @@ def bos_bound(model: TriggerModel, weights: Tensor, outputs: Tensor, off: Tensor
     """Least weight on BOS at queries ``off``, boolean ``(batch, length)``, by mass counting, from outputs and value map.
 
     The weights are not looked at. For one head whose rows sum to one and whose output is ``W_O`` times the weighted values, and
-    nothing else: :mod:`sinklab.studies.theory.trigger_bounds`. Any number of triggers will do: they are counted as content is.
+    nothing else: :mod:`sinklab.studies.theory.trigger_bounds`.
 
     Returns:
         In [0, 1], or ``None`` where an assumption does not hold: several heads or layers, learned tokens in front, a gate, an
@@ -202,25 +201,23 @@ def write_maps(numbers: TriggerNumbers, caption: str, path: Path) -> None:
     layers, heads = numbers.mean.shape[:2]
     figure = Figure(figsize=(2.6 * 2 * heads + 0.6, 2.5 * layers + 0.5), layout="constrained", dpi=110)
     figure.suptitle(caption, fontsize=9)
+    panels = figure.subplots(layers, 2 * heads, squeeze=False)
     visible = np.tril(np.ones(numbers.mean.shape[2:], dtype=bool))
-    for side, (name, maps) in enumerate((("mean", numbers.mean), ("std", numbers.std))):
+    for name, maps, least, axes in (
+        ("mean", numbers.mean, 1.0, panels[:, :heads]), ("std", numbers.std, 0.0, panels[:, heads:]),
+    ):  # fmt: skip
         shown = maps.cpu().numpy()
         # Weights that are no probabilities may pass 1 or be negative; one scale for all heads, so that they can be compared.
-        largest = max(1.0 if side == 0 else 0.0, float(np.nanmax(np.abs(shown), initial=0.05)))
+        largest = max(least, float(np.nanmax(np.abs(shown), initial=0.05)))
         low = -largest if float(np.nanmin(shown, initial=0.0)) < 0 else 0.0
-        axes = [
-            [figure.add_subplot(layers, 2 * heads, 2 * heads * row + heads * side + column + 1) for column in range(heads)]
-            for row in range(layers)
-        ]
-        for layer, row in enumerate(axes):
-            for head, panel in enumerate(row):
-                cells = np.where(visible, shown[layer, head], np.nan)
-                image = panel.imshow(cells, cmap="RdBu" if low else "viridis", vmin=low, vmax=largest)
-                panel.set_title(name if layers * heads == 1 else f"{name}, layer {layer} head {head}", fontsize=8)
-                panel.tick_params(labelsize=6)
-                for axis in (panel.xaxis, panel.yaxis):
-                    axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-                panel.set_xlabel("key", fontsize=7)
-                panel.set_ylabel("query", fontsize=7)
-        figure.colorbar(image, ax=[panel for row in axes for panel in row], fraction=0.05).ax.tick_params(labelsize=6)
+        for (layer, head), panel in np.ndenumerate(axes):
+            cells = np.where(visible, shown[layer, head], np.nan)
+            image = panel.imshow(cells, cmap="RdBu" if low else "viridis", vmin=low, vmax=largest)
+            panel.set_title(name if layers * heads == 1 else f"{name}, layer {layer} head {head}", fontsize=8)
+            panel.tick_params(labelsize=6)
+            for axis in (panel.xaxis, panel.yaxis):
+                axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+            panel.set_xlabel("key", fontsize=7)
+            panel.set_ylabel("query", fontsize=7)
+        figure.colorbar(image, ax=list(axes.flat), fraction=0.05).ax.tick_params(labelsize=6)
     write_image(figure, path)

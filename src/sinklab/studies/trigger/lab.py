@@ -110,7 +110,7 @@ def run_lab(
                 {
                     "operation": label,
                     "settings": {key: value for key, value in operation.to_dict().items() if key != "name"},
-                    **{field: getattr(problem, field) for field in ("layers", "heads", "triggers")},
+                    **{field: getattr(problem, field) for field in ("layers", "heads")},
                     "seed": seed,
                     "steps": training.steps,
                     "outcome": training.outcome,

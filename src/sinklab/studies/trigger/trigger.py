@@ -31,7 +31,6 @@ def trigger(
     width: int = 16,
     position: int | None = None,
     target: Literal["including", "preceding"] = "including",
-    triggers: int = 1,
     bos: bool = True,
     batch: StepSamples = 128,
     learning_rate: float | None = None,
@@ -56,7 +55,6 @@ def trigger(
         width: Coordinates of a token; at least 4.
         position: Position of the trigger in the evaluation, counted from 0; by default 7, or the last of a short sample.
         target: What the trigger averages: the tokens up to it including itself (as released), or those preceding it.
-        triggers: Number of triggers in each sample, at distinct positions; each averages the earlier ones with the content.
         bos: Begin samples with BOS.
         learning_rate: Of Adam; by default 1e-3 for one layer with one head and 1e-4 otherwise.
 
@@ -74,7 +72,6 @@ def trigger(
         sinklab trigger
         sinklab trigger --operation all --seeds 0 --out build/trigger
         sinklab trigger --operation softmax,relu --layers 2 --heads 2 --seeds 0..4 --out build/two  (half a minute a run)
-        sinklab trigger --triggers 3
         sinklab trigger --operation softpick,sink_logit --no-bos --json
     """
     from sinklab.studies.trigger.lab import operations_of, run_lab
@@ -82,7 +79,7 @@ def trigger(
 
     problem = TriggerProblem(
         layers=layers, heads=heads, length=length, width=width, position=min(7, length - 1) if position is None else position,
-        target=target, triggers=triggers, bos=bos, batch=batch, learning_rate=learning_rate, cap=cap, tolerance=tolerance,
+        target=target, bos=bos, batch=batch, learning_rate=learning_rate, cap=cap, tolerance=tolerance,
     )  # fmt: skip
     chosen = operations_of(operation)
     return run_lab(problem, chosen, parse_seeds(seeds), output, samples=samples, anyway=anyway, resume=resume)

@@ -6,8 +6,6 @@ from typing import ClassVar
 
 from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, ExportPlan, approximated, expressed, not_expressible
 
-BITS = {"int8": 8, "int4": 4}
-
 
 class Kvpress(Engine):
     """``PrefillDecodingPress`` of two presses; kvpress reads a prompt densely and throws out tokens behind it."""
@@ -27,9 +25,6 @@ class Kvpress(Engine):
             "all that is before them, and it is cut when all of it has been read"
         )
 
-    def rule(self, plan: ExportPlan) -> Answer:
-        return not_expressible("it has no such press")
-
     def positions(self, plan: ExportPlan) -> Answer:
         if plan.policy.positions == "original":
             return expressed("keys keep the positions of the text")
@@ -39,17 +34,17 @@ class Kvpress(Engine):
         )
 
     def integers(self, plan: ExportPlan) -> Answer:
-        if plan.policy.bounded:
-            return not_expressible("QuantizedCache has not been seen to work with DecodingPress")
-        return approximated(
-            f"QuantizedCache(backend='quanto', nbits={BITS[str(plan.quantized)]}) of transformers: of all tokens but the "
-            f"newest 128; none of the others stays whole{plan.all_rounded}"
-        )
+        return not_expressible("QuantizedCache has not been seen to work with DecodingPress")
 
     def text(self, plan: ExportPlan) -> str:
-        if self.evicts(plan):
-            names = "DecodingPress, PrefillDecodingPress, StreamingLLMPress"
-            press = f'''
+        return f'''
+import sys
+
+import torch
+from kvpress import DecodingPress, PrefillDecodingPress, StreamingLLMPress
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+
 class InOrder(StreamingLLMPress):
     """Equal scores leave a top-k in any order, and the next step takes the order of the keys for that of the text."""
 
@@ -68,28 +63,14 @@ def make_press(prompt_tokens):
             base_press=each, compression_interval=1, target_size={plan.held - 1}, hidden_states_buffer_size=0
         ),
     )
-'''
-            imports, around = f"from kvpress import {names}\n", "make_press(ids.shape[1])(model)"
-        else:
-            imports, press, around = "", "", "contextlib.nullcontext()"
-        cache, named = "DynamicCache()", "DynamicCache"
-        if plan.quantized is not None and not self.evicts(plan):
-            cache = f'QuantizedCache(backend="quanto", config=model.config, nbits={BITS[plan.quantized]})'
-            named = "QuantizedCache"
-        return f'''
-{"" if self.evicts(plan) else "import contextlib" + chr(10)}import sys
 
-import torch
-{imports}from transformers import AutoModelForCausalLM, AutoTokenizer, {named}
-
-{press}
 
 @torch.no_grad()
 def answer(model, ids, count=200):
     """The likeliest tokens behind a prompt: int64 (1, tokens) to (1, count)."""
-    cache, found = {cache}, []
+    cache, found = DynamicCache(), []
     position = torch.tensor([[ids.shape[1]]], device=ids.device)
-    with {around}:
+    with make_press(ids.shape[1])(model):
         token = model(ids, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
         for _ in range(count):
             found.append(token)

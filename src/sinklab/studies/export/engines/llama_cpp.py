@@ -23,9 +23,6 @@ class LlamaCpp(Engine):
         "in the source of its server, read on 2026-11-22 and 2026-11-26"
     )
 
-    def everything(self, plan: ExportPlan) -> Answer:
-        return approximated("--ctx-size 0: up to the length that the model was trained on, where the server stops")
-
     def stay(self, plan: ExportPlan) -> Answer:
         keep = _kept(plan)
         bos = ", and BOS, which it counts apart" if plan.bos else ""
@@ -66,18 +63,13 @@ class LlamaCpp(Engine):
 
     def integers(self, plan: ExportPlan) -> Answer:
         kind = TYPES[str(plan.quantized)]
-        again = ", and keys are rounded again at every shift" if self.evicts(plan) else ""
         return approximated(
             f"--cache-type-k {kind} --cache-type-v {kind}: of all tokens, in blocks of 32 numbers; none stays "
-            f"whole{plan.all_rounded}{again}"
+            "whole, and keys are rounded again at every shift"
         )
 
     def text(self, plan: ExportPlan) -> str:
-        flags = ["--parallel 1"]
-        if self.evicts(plan):
-            flags += [f"--ctx-size {_context(plan)}", f"--keep {_kept(plan)}", "--context-shift"]
-        else:
-            flags += ["--ctx-size 0", "--no-context-shift"]
+        flags = ["--parallel 1", f"--ctx-size {_context(plan)}", f"--keep {_kept(plan)}", "--context-shift"]
         if plan.quantized is not None:
             kind = TYPES[plan.quantized]
             flags += ["--flash-attn on", f"--cache-type-k {kind}", f"--cache-type-v {kind}"]
