@@ -34,7 +34,7 @@ def measure() -> list[Bar]:
     fast, seconds = run(measure_effects)
     slow, oracle = run(one_by_one)
     what = f"{len(variants)} variants × {len(sink.heads)} heads, {TEXTS} texts × {LENGTH} tokens"
-    error = max(float(np.abs(getattr(fast, of) - getattr(slow, of)).max()) for of in ("loss", "divergence", "clean_loss"))
+    error = max(float(np.abs(getattr(fast, of) - getattr(slow, of)).max()) for of in ("loss", "clean_loss"))
     return [
         Bar("causes", f"one head at a time ÷ the engine ({what})", oracle / seconds, ">=", 5.0),
         Bar("causes", "largest difference of an effect, in nats", error, "<=", 1e-5, ""),

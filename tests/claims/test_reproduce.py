@@ -492,7 +492,7 @@ def test_refusals_are_one_line_and_come_first(here, llama, own_checkpoint, text,
     assert "came without a tokenizer" in refused(FAST, "--model", str(own_checkpoint), "--corpus", str(text))
     assert "are 3 for 1 models" in refused(FAST, *model, "--corpus", "a", "--corpus", "b", "--corpus", "c")
     assert "given twice" in refused(FAST, *model, *model)
-    assert "--ray, --scale, --base and --cost are about training" in refused(FAST, *model, "--scale", "small")
+    assert "--ray, --scale and --base are about training" in refused(FAST, *model, "--scale", "small")
     assert "are for --models" in refused(FAST, "--corpus", str(text))
     assert here == []
     assert not (tmp_path / "sinklab-claims" / "checkpoint").exists()

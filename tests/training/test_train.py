@@ -259,7 +259,8 @@ def test_a_run_that_is_stopped_and_goes_on_leaves_what_an_uninterrupted_one_leav
             stopped = run(*changes, resume=True)
         assert (stopped.summary["status"], stopped.summary["steps"]) == ("stopped", step)
         assert stopped.record["stopped_by"] == number.name
-        assert f"status    stopped after {counted(step, 'step')}, and can be resumed" in "\n".join(display(stopped))
+        (facts,) = display(stopped)
+        assert ("status", f"stopped after {counted(step, 'step')}, and can be resumed") in facts.rows
         assert newest(stopped.folder / "checkpoints").name == f"checkpoint-{step}"
         # No record, no evaluation and no measurement for the stop.
         so_far = whole.table[whole.table["step"] <= step]

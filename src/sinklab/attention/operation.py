@@ -171,7 +171,7 @@ class Operation(abc.ABC):
         value = None if null_mass is None else self.null_value(state)
         bias, gain = self.output_bias(state), self.gain(state)
         dtype = outputs.dtype  # parameters in float32 lift half precision, and it is rounded once, at the end
-        if value is not None:
+        if value is not None and null_mass is not None:
             lifted = torch.promote_types(dtype, value.dtype)
             outputs = torch.addcmul(outputs.to(lifted), null_mass[..., None].to(lifted), value[:, None].to(lifted))
         if bias is not None:

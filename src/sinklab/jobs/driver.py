@@ -16,9 +16,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
 
 from sinklab.configuration import with_overrides
 from sinklab.errors import ConfigurationError, InputError, SinklabError
@@ -26,6 +23,7 @@ from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, run_ce
 from sinklab.jobs.estimate import SEEDS, estimate_metric
 from sinklab.jobs.grid import Cell, make_cells, short_label
 from sinklab.jobs.processes import GRACE, Watch, lasts, run_processes, watching
+from sinklab.results.blocks import Block, Facts, Grid, Say
 from sinklab.results.folder import FolderLock, check_place, from_outside, is_partial
 from sinklab.results.progress import bars, silent
 from sinklab.results.run import Result, new_run_id
@@ -415,22 +413,23 @@ def _other_text(texts: Sequence[Mapping[str, str]]) -> list[str]:
     return []
 
 
-def display(result: Result) -> Iterator[RenderableType]:
+def display(result: Result) -> Iterator[Block]:
     """One row per combination of settings, and where the rest is."""
-    shown = Table(box=None, pad_edge=False)
-    settings = result.summary["settings"]
+    settings, folder = result.summary["settings"], Path(result.summary["folder"])
     paths = list(settings[0]["settings"])
-    for heading in (*(short_label(path) for path in paths), "runs", "held-out loss (nats)", "sink rate (%)"):
-        shown.add_column(escape(heading))
+    rows = []
     for row in settings:
-        others = ((row["diverged"], "diverged"), (row["other"], "failed or unfinished"))
-        runs = ", ".join([str(row["finished"]), *(f"{count} {word}" for count, word in others if count)])
-        values = (escape(str(row["settings"][path])) for path in paths)
-        shown.add_row(*values, runs, _written(row["held_out_loss"], ".3f"), _written(row["sink_rate"], ".2f"))
-    yield shown
-    yield from (escape(f"\n{warning}") for warning in result.summary["warnings"])
-    folder = Path(result.summary["folder"])
-    yield escape(f"\ncells  {folder / 'cells.csv'}\ntable  {folder / 'table.parquet'}")
+        others = [
+            f"{count} {word}"
+            for count, word in ((row["diverged"], "diverged"), (row["other"], "failed or unfinished"))
+            if count
+        ]
+        runs = ", ".join([str(row["finished"]), *others])
+        values = [str(row["settings"][path]) for path in paths]
+        rows.append([*values, runs, _written(row["held_out_loss"], ".3f"), _written(row["sink_rate"], ".2f")])
+    yield Grid((*map(short_label, paths), "runs", "held-out loss (nats)", "sink rate (%)"), rows, text=len(paths) + 3)
+    yield from (Say(warning) for warning in result.summary["warnings"])
+    yield Facts([("cells", str(folder / "cells.csv")), ("table", str(folder / "table.parquet"))])
 
 
 def _written(number: dict[str, Any], form: str) -> str:

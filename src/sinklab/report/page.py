@@ -85,7 +85,7 @@ def write_blocks_page(folder: Path, title: str, lead: str, blocks: Callable[[dic
 
 
 def require_kind(run: Mapping[str, Any], folder: Path, *expected: str) -> str:
-    """The command that made a run, by its ``run.json``; one that a page does not know is refused, with where its results are."""
+    """The command that made a run, by its ``run.json``; one that a page does not know is refused, and its results named."""
     kind = str(run.get("kind"))
     if kind not in expected:
         known = [name for name in ("summary.json", "table.parquet") if (folder / name).is_file()]

@@ -100,7 +100,7 @@ def write_file(path: Path, write: Callable[[Path], object], *, overwrite: bool, 
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` write a file of a folder that is ours, so that it is there whole or not at all; a file there is replaced."""
+    """Let ``write`` write a file of a folder of ours, so that it is there whole or not at all; a file there is replaced."""
     _require_regular(path)
     with _temporary(path) as temporary:
         write(temporary)

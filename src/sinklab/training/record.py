@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from rich.markup import escape
 
 from sinklab.errors import InputError
-from sinklab.results.blocks import counted
+from sinklab.results.blocks import Block, Facts, counted
 from sinklab.results.run import Result
 from sinklab.results.table import append, make_table, read_run, read_table, write_json, write_table
 
@@ -55,7 +54,7 @@ def read_result(folder: Path) -> Result:
     return result_of(folder, read_table(folder / "table.parquet"), record)
 
 
-def display(result: Result) -> Iterator[str]:
+def display(result: Result) -> Iterator[Block]:
     """The few numbers that say how the run went, and where the rest is."""
     summary, folder = result.summary, Path(result.summary["folder"])
     loss, rate, speed = (summary[name] for name in ("held_out_loss", "sink_rate", "tokens_per_second"))
@@ -71,7 +70,7 @@ def display(result: Result) -> Iterator[str]:
         "table": str(folder / "table.parquet"),
         "model": str(folder / "model") if (folder / "model").is_dir() else "",
     }
-    yield from (escape(f"{name:<10}{text}") for name, text in lines.items() if text)
+    yield Facts([(name, text) for name, text in lines.items() if text])
 
 
 def newest(table: pd.DataFrame) -> dict[str, float | None]:

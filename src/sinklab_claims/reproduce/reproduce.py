@@ -13,7 +13,7 @@ from sinklab.results.folder import default_out
 from sinklab.results.progress import bars
 from sinklab.results.run import Result
 from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
-from sinklab_claims.contract.claim import CHECKPOINT, COSTS, SCALES, Scale
+from sinklab_claims.contract.claim import CHECKPOINT, SCALES, Scale
 from sinklab_claims.reproduce.claims import check_source, check_word, stated
 
 SEEDS_OF_TINY, SEEDS = "0..7", "0..2"
@@ -28,7 +28,6 @@ def reproduce(
     corpora: Annotated[list[str] | None, WHOLE, "--corpus"] = None,
     length: int | None = None,
     source: str | None = None,
-    cost: str | None = None,
     all_claims: Annotated[bool, "--all"] = False,
     seeds: Seeds | None = None,
     scale: str = "tiny",
@@ -58,9 +57,7 @@ def reproduce(
         length: Tokens of a text that claims about caches read on the models; a cache holds a quarter of them. By default 1,024;
             at most four times the trained context.
         source: All claims of a paper, such as gu2024.
-        cost: Only claims that each take seconds, minutes, hours, or a gpu at the scale, if run alone; the total is shown before
-            they start.
-        all_claims: All claims.
+        all_claims: All claims; what they take in all is shown before they start.
         seeds: Seeds of initial weights, data and texts: 0..2 (both ends included), or a list such as 0,3,7. By default 0..7
             where tiny models are trained and 0..2 elsewhere; a verdict needs three or more.
         scale: One of tiny, small, medium, for what is trained.
@@ -73,7 +70,7 @@ def reproduce(
         In ``listed`` a record for each claim; ``summary`` has them as ``claims``, and the path of the ``page``.
 
     Raises:
-        UnknownNameError: a claim, source, cost or scale that is not there, with the nearest one that is.
+        UnknownNameError: a claim, source or scale that is not there, with the nearest one that is.
         ConfigurationError: nothing is asked for, or nothing is left; seeds twice or none; a machine that cannot run a cell;
             models for a claim that takes training.
         InputError: a model, a text or a directory that cannot be used.
@@ -82,7 +79,7 @@ def reproduce(
     Examples:
         sinklab reproduce repeated_token_laws  (seconds)
         sinklab reproduce sigmoid_has_no_sink sink_moves_to_bias  (minutes on two cores)
-        sinklab reproduce --source gu2024 --cost minutes  (minutes for each of them)
+        sinklab reproduce --source gu2024  (minutes for each of them)
         sinklab reproduce --all  (all that the tiny scale can test: hours on two cores)
         sinklab reproduce --all --model org/model --corpus notes.txt  (all that can be measured without training)
         sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)
@@ -91,7 +88,7 @@ def reproduce(
         sinklab reproduce --source gu2024 --scale small --ray auto --out /shared/claims  (on a cluster)
     """
     claim_names = chosen(
-        names or [], source=source, cost=cost, all_claims=all_claims, scale=scale, base=base, on_models=models is not None
+        names or [], source=source, all_claims=all_claims, scale=scale, base=base, on_models=models is not None
     )
     if models is None and (corpora is not None or length is not None):
         raise ConfigurationError(
@@ -99,9 +96,9 @@ def reproduce(
         )
     if length is not None and length < 256:
         raise ConfigurationError(f"reproduce: `length` {length} must be 256 or more: caches of a quarter of it are compared")
-    if models is not None and (ray is not None or scale != "tiny" or base is not None or cost is not None):
+    if models is not None and (ray is not None or scale != "tiny" or base is not None):
         raise ConfigurationError(
-            "reproduce: `ray`, `scale`, `base` and `cost` are about training, and `models` are measured as they are"
+            "reproduce: `ray`, `scale` and `base` are about training, and `models` are measured as they are"
         )
     out = default_out("sinklab-claims") if out is None else out
     tell = say or (lambda text: None)
@@ -160,7 +157,6 @@ def chosen(
     names: list[str],
     *,
     source: str | None,
-    cost: str | None,
     all_claims: bool,
     scale: str,
     base: str | None = None,
@@ -168,16 +164,13 @@ def chosen(
 ) -> list[str]:
     """The claims that a command line asks for. Raises as :func:`reproduce`."""
     check_word(scale, SCALES, "scale")
-    if cost is not None:
-        check_word(cost, COSTS, "cost")
     if source is not None:
         check_source(source)
     if names and (all_claims or source is not None):
         raise ConfigurationError("reproduce: give names, or `source`, or `all_claims`; not names together with the others")
-    if not (names or all_claims or source is not None or cost is not None):
+    if not (names or all_claims or source is not None):
         raise ConfigurationError(
-            "reproduce: no claim is asked for; give names from 'sinklab claims', or `source`, such as gu2024, or `cost`, such "
-            "as minutes, or `all_claims`"
+            "reproduce: no claim is asked for; give names from 'sinklab claims', or `source`, such as gu2024, or `all_claims`"
         )
     claims = [stated(name) for name in names or registered]
     trained = [claim.name for claim in claims if not claim.checkpoint]
@@ -192,10 +185,9 @@ def chosen(
         if (claim.checkpoint if on_models else claim.costs or names)
         and (base is None or bool(names) or base in claim.bases)
         and source in (None, claim.source)
-        and cost in (None, claim.costs.get(scale))
     ]
     if not asked:
         raise ConfigurationError(
-            f"reproduce: no claim has source {source or 'any'} and cost {cost or 'any'} at scale {scale}; see: sinklab claims"
+            f"reproduce: no claim of source {source or 'any'} can be run so at scale {scale}; see: sinklab claims"
         )
     return asked

@@ -127,11 +127,6 @@ class TestRecommendation:
         assert recommend(sizes, pinned=pinned).better == f"pinned {{7}}+{window}"
         assert recommend(sizes).window == 64
 
-    @pytest.mark.parametrize("sizes", [{}, {64: (0,)}, {64: (1, 2)}, {32: (0, 1), 64: (0,)}])
-    def test_nothing_to_choose_from(self, sizes):
-        with pytest.raises(InputError, match="compares a window without sinks with one that keeps some"):
-            recommend({budget: made_up(dict.fromkeys(numbers, 0.0)) for budget, numbers in sizes.items()})
-
 
 # --- what is compared --------------------------------------------------------------------------------------------------------
 

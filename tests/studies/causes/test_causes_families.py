@@ -1,4 +1,4 @@
-"""find_causes() on families of models: every intervention and experiment runs, also where a layer stands for several."""
+"""find_causes() on families of models: every intervention runs, also where a layer stands for several."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from torch import nn
 
 from sinklab import find_causes
 from sinklab.errors import ConfigurationError
-from sinklab.sinks import find_sinks
-from sinklab.studies.causes.massive import massive_activations
 from sinklab.studies.causes.readout import MaskedToken
 from sinklab.studies.causes.samples import Samples, masked_samples
 
@@ -33,11 +31,11 @@ def test_a_family(family):
     # Eleven texts: 2^-11 is below 0.05 over 64 hypotheses, the eight labels of eight heads.
     found = find_causes(build(ZOO[family]), domains=["random_tokens"], texts=11, seq_len=10, sink=0, bos="none", batch_size=5)
     assert len(found.summary["heads"]) in (4, 8)
-    assert all("refused" not in found.summary[name] for name in ("location", "key_bias", "massive"))
+    assert "refused" not in found.summary["location"]
     assert set(found.record["measured"].values()) == {"replayed"}
     json.dumps([found.summary, found.record], allow_nan=False)
-    changed = found.table[(found.table["metric"] == "divergence") & (found.table["intervention"] == "zero")]
-    assert (changed["value"] > 0).all()
+    changed = found.table[(found.table["metric"] == "loss_change") & (found.table["intervention"] == "zero")]
+    assert (changed["value"] != 0).all()
     assert len(changed) == len(found.summary["heads"])
 
 
@@ -51,7 +49,7 @@ def test_heads_of_a_hybrid_are_said_to_be_of_its_layers_of_attention():
         find_causes(model, heads=[(3, 0)], **quick)
 
 
-LAYERS, CHANNEL = 3, 7
+LAYERS = 3
 LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 
 
@@ -71,7 +69,7 @@ def samples(count: int, length: int = 12) -> Samples:
     return masked_samples([("all", tokens)], mask_token=2, share=0.4)
 
 
-def test_labels_and_experiments_take_a_run_for_a_layer(albert):
+def test_labels_and_the_location_take_a_run_for_a_layer(albert):
     # Ten texts: 2^-10 is below 0.05 over 48 hypotheses, the eight labels of six heads.
     given, heads = samples(10), [(layer, head) for layer in range(LAYERS) for head in (1, 2)]
     found = find_causes(albert, samples=given, readout=MaskedToken(), heads=heads, sink=0, batch_size=5)
@@ -80,36 +78,5 @@ def test_labels_and_experiments_take_a_run_for_a_layer(albert):
         (layer, head, run) for layer, run in enumerate(runs) for head in (1, 2)
     ]
     assert found.record["measured"] == dict.fromkeys(runs, "replayed")
-    assert all("refused" not in found.summary[name] for name in ("location", "key_bias", "massive"))
+    assert "refused" not in found.summary["location"]
     json.dumps(found.summary, allow_nan=False)
-    with torch.no_grad():
-        states, gave = given.inputs["input_ids"], []
-        handle = albert.get_submodule(LAYER).register_forward_hook(lambda module, args, output: gave.append(output))
-        albert(input_ids=states)
-        handle.remove()
-    peaks = [peak["value"] for peak in found.summary["massive"]["peaks"]]
-    assert len(peaks) == 1 + LAYERS
-    for layer, hidden in enumerate(gave):
-        sizes = hidden.abs().flatten(1)
-        assert peaks[1 + layer] == pytest.approx(float(sizes.amax(1).mean()), rel=1e-6)
-
-
-def test_a_massive_activation_is_born_and_edited_in_one_run(albert):
-    """The second run writes a number into one channel of position 0, and norms of the third take it away."""
-    layer, given = albert.get_submodule(LAYER), samples(4)
-    runs, own = [], type(layer).forward
-    albert.register_forward_pre_hook(lambda module, args, kwargs: runs.clear(), with_kwargs=True)
-
-    def forward(*args, **kwargs):
-        hidden = own(layer, *args, **kwargs).clone()
-        runs.append(float(hidden[0, 0, CHANNEL]))
-        if len(runs) == 2:
-            hidden[:, 0, CHANNEL] += 400.0
-        return hidden
-
-    layer.forward = forward
-    found = massive_activations(albert, given, find_sinks(albert, given.inputs, place=0), least=100.0, times_median=50.0)
-    (one,) = found.found
-    assert (one.position, one.channel, one.birth, one.death, one.texts) == (0, CHANNEL, 1, 2, 4)
-    assert abs(one.value - 400) < 10
-    assert found.edits["zero"].loss.mean != 0

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import make_sinklm
-from tests.studies.causes.planted import killed_behind, planted
+from tests.studies.causes.planted import (
+    PlantedLM,
+    always_the_same,
+    inert,
+    killed_behind,
+    no_op,
+    planted,
+    repeated,
+    sinks_of,
+    zipf,
+)
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import (
@@ -32,14 +42,19 @@ from sinklab.corpora.records import Records
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.models.loading import load_model, wrap_model
+from sinklab.results.run import silent
+from sinklab.results.store import Store
 from sinklab.results.table import read_run, read_table
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes import measurement as causes_measure
-from sinklab.studies.causes.effects import Effects, HeadEdit, one_by_one
-from sinklab.studies.causes.engine import measure_effects
+from sinklab.studies.causes.effects import HeadEdit, make_variants, one_by_one
+from sinklab.studies.causes.engine import Engine, measure_effects
+from sinklab.studies.causes.labels import label_heads
 from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
+from sinklab.studies.causes.request import Request
+from sinklab.studies.causes.resumable import Resumable
 from sinklab.studies.causes.samples import Samples, token_samples
-from sinklab.studies.causes.texts import texts_of
+from sinklab.studies.causes.texts import Texts, texts_of
 
 QUICK = {"domains": ["random_tokens"], "texts": 11, "seq_len": 24, "sink": 0}
 """Random weights have no sink, so a place is named; eleven texts are enough for the hypotheses of four heads on two domains."""
@@ -57,12 +72,11 @@ def test_files_and_summary(result):
     assert [(head["layer"], head["head"]) for head in result.summary["heads"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     first = result.summary["heads"][0]
     assert set(first) == {
-        "layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects", "divergence",
+        "layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects",
         "needs_sink", "undecided", "estimates", "sink_weights", "value_ratios",
     }  # fmt: skip
     assert first["domains"] == {"random_tokens": first["label"]}
     assert set(first["effects"]["redirect"]["random_tokens"]) == {"mean", "low", "high", "p"}
-    assert first["divergence"]["zero"]["random_tokens"] > 0
     assert sum(result.summary["counts"].values()) == 4
     assert list(result.summary["counts"]) == [
         "text-dependent", "constant", "dormant", "bias", "broadcast", "unneeded", "switch", "active", "needs-sink", "slight",
@@ -70,14 +84,12 @@ def test_files_and_summary(result):
     ]  # fmt: skip
     assert result.summary["sink"]["place"] == 0
     assert (result.summary["screened"], result.summary["budget"]) == (None, None)
-    assert {"found", "peaks"} <= set(result.summary["massive"])
     assert "as it is" in result.summary["location"]["conditions"]
-    assert "zero_value" in result.summary["key_bias"]["losses"]
 
 
 def test_the_table_has_the_means_of_the_effects(result):
     table = read_table(result.folder / "table.parquet")
-    assert set(table["probe"]) == {"causes", "causes_location", "causes_key_bias", "causes_massive"}
+    assert set(table["probe"]) == {"causes", "causes_location"}
     effects = table[(table["probe"] == "causes") & (table["metric"] == "loss_change")]
     assert len(effects) == 4 * len(result.summary["variants"])
     assert set(effects["count"]) == {11}
@@ -168,7 +180,7 @@ def test_two_domains_and_no_sink(checkpoint):
     assert head["sink_weight"] is None
     assert "redirect" not in head["effects"]
     assert {"random_tokens", "repeated_token"} == set(found.summary["clean_loss"])
-    assert "key-bias evidence" in found.summary["key_bias"]["refused"]
+    assert "the location of a sink needs one" in found.summary["location"]["refused"]
     assert found.summary["sink"]["place"] is None
 
 
@@ -185,11 +197,11 @@ def test_a_domain_that_is_predicted_worse_than_by_a_guess_is_named(checkpoint):
 
 
 def test_weights_on_the_sink_are_those_of_each_domain(checkpoint):
-    """Not the pooled ones; each as one gets it from a run on that domain alone. Experiments are left out."""
+    """Not the pooled ones; each as one gets it from a run on that domain alone. The location is left out."""
     options = {**QUICK, "experiments": False, "heads": [(1, 0)]}
     both = find_causes(str(checkpoint), **{**options, "domains": ["random_tokens", "repeated_token"]})
     (head,) = both.summary["heads"]
-    assert [both.summary[name] for name in ("location", "key_bias", "massive")] == [None] * 3
+    assert both.summary["location"] is None
     for domain in ("random_tokens", "repeated_token"):
         (alone,) = find_causes(str(checkpoint), **{**options, "domains": [domain]}).summary["heads"]
         # float32 weights of batches of the same texts
@@ -381,23 +393,29 @@ def test_planted_heads_get_their_labels_from_the_whole_run(name, tmp_path, monke
         assert f'class="l-{label}"' in page
 
 
-def test_heads_whose_first_edits_cost_most_are_asked_again_first(monkeypatch):
-    """The time may end among them, and nobody shall hear of a head that costs three nats that nothing is known."""
-    loss = np.zeros((2, 2, 3, 1))
-    loss[1, 1] = 3.0
-    effects = Effects(["redirect", "hide"], ["slight", "dear"], ("text",), loss, np.zeros_like(loss), np.ones((3, 1)), "nats")
-    wanted = iter([[["zero_value"], ["zero_value"]], [[], []]])
-    monkeypatch.setattr(causes_measure, "asked_for", lambda *_, **__: next(wanted))
-    seen = []
+@pytest.mark.parametrize(("pieces", "needs"), [(1, "undecided"), (2, "yes")])
+def test_a_head_whose_hidden_sink_costs_much_is_never_undecided(monkeypatch, pieces, needs):
+    """What it needs of its sink is asked before anything is asked of heads that are next, and the time may end before both."""
+    model = PlantedLM([no_op(), inert(), always_the_same(zipf())]).eval()
+    samples = token_samples([("repeated", repeated(20, 0))])
+    sinks, (dear, idle, other) = sinks_of(model, samples), sinks_of(model, samples).heads
+    clock, calls, real = [0], [], Engine.measure
 
-    class Measured:
-        names = ("redirect", "hide", "zero_value")
+    def measure(self, edited, chosen=None, **options):
+        clock[0] += 1
+        calls.append((list(edited), list(chosen)))
+        return real(self, edited, chosen, **options)
 
-        def measured(self, stage, tasks, everything, deadline, before=None):
-            seen.append((stage, [task[0] for task in tasks]))
-            return effects
-
-    causes_measure._in_rounds(
-        Measured(), "heads", [["slight"], ["dear"]], ["slight", "dear"], np.inf, sinks=None, level=0.05, minimal_effect=0.01
+    monkeypatch.setattr(Engine, "measure", measure)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    texts, variants = Texts(samples, NextToken(), []), make_variants(model, sinks, samples)
+    measured = Resumable(model, texts, Request(), variants, {}, Store(None), silent)
+    options = {"level": 0.05, "minimal_effect": 0.01}
+    effects = causes_measure._in_rounds(
+        measured, "heads", [[dear, idle], [other]], sinks.heads, pieces - 0.5, sinks=sinks, **options
     )
-    assert seen == [("heads", [["slight"], ["dear"]]), ("heads again", [["dear"], ["slight"]])]
+    assert calls == [([dear, idle], ["redirect", "hide"]), ([dear], ["zero_value"])][:pieces]
+    found = label_heads(effects, sinks, many=True, **options)
+    assert [one.label for one in found] == ["needs-sink", "slight", "not-run"]
+    assert found[0].needs_sink == {"repeated": needs}
+    assert found[0].effects["hide"]["repeated"].low > 0.2

@@ -36,7 +36,7 @@ def effects_of(variants: dict[str, np.ndarray], domains: int = 1) -> Effects:
     loss = np.stack([np.repeat(values[..., None], domains, axis=-1) for values in variants.values()])
     names = tuple(f"domain {number}" for number in range(domains))
     heads = [Head(0, number, "layers.0.self_attn") for number in range(loss.shape[1])]
-    return Effects(list(variants), heads, names, loss, np.abs(loss), np.ones(loss.shape[2:]), "nats")
+    return Effects(list(variants), heads, names, loss, np.ones(loss.shape[2:]), "nats")
 
 
 def test_tails_are_exact_at_any_number_of_texts():
@@ -209,7 +209,7 @@ def costs_of_all(heads: int, *domains: tuple[float, float], unit: str = "nats", 
     loss = np.stack([np.stack([mean + spread for mean in how], axis=-1)[None] for how in zip(*domains, strict=True)])
     group = HeadGroup(tuple(Head(layer, 0, f"layers.{layer}") for layer in range(heads)))
     names = tuple(f"domain {number}" for number in range(len(domains)))
-    return Effects(list(SILENCED), [group], names, loss, np.abs(loss), np.ones(loss.shape[2:]), unit)
+    return Effects(list(SILENCED), [group], names, loss, np.ones(loss.shape[2:]), unit)
 
 
 @pytest.mark.parametrize(

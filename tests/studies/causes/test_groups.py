@@ -44,14 +44,13 @@ def _few_resamples(monkeypatch):
     monkeypatch.setattr("sinklab.results.intervals.RESAMPLES", 100)
 
 
-def planted_pair(heads, **settings):
+def planted_pair(heads):
     """The summary of two heads, alone and at once, on texts of which the second half repeats the first and is scored."""
     samples = token_samples([("repeated", repeated(MANY, 0))])
     samples.domains[:, : HALF + 1] = -1
     model = PlantedLM(heads).eval()
-    return find_causes(
-        model, samples=samples, readout=NextToken(), batch_size=144, experiments=False, together=True, **settings
-    ).summary
+    options = {"batch_size": 144, "experiments": False, "heads": "all,0.0+0.1"}
+    return find_causes(model, samples=samples, readout=NextToken(), **options).summary
 
 
 def test_two_heads_that_stand_in_for_each_other():
@@ -62,8 +61,8 @@ def test_two_heads_that_stand_in_for_each_other():
     found = planted_pair(heads)
     assert [head["label"] for head in found["heads"]] == ["unneeded", "unneeded"]
     (group,) = found["groups"]
-    assert (group["label"], group["called"], group["members"]) == ("text-dependent", "all unneeded", ["0.0", "0.1"])
-    assert group["name"] == "all unneeded: 0.0+0.1"
+    assert (group["label"], group["called"], group["members"]) == ("text-dependent", "", ["0.0", "0.1"])
+    assert group["name"] == "0.0+0.1"
     assert group["alone"] == {"unneeded": 2}
     # The text is half known with one head or two, and not at all without: 23 words, of which none is likelier.
     more = group["beyond_alone"]["zero"]["repeated"]
@@ -77,7 +76,7 @@ def test_heads_that_are_named_twice_are_one_group(llama):
     heads = [Head(layer, head) for layer in range(2) for head in range(2)]
     _, groups = chosen_heads(ChosenHeads(groups=[((1, 1), (1, 0)), ((1, 0), (1, 1)), ((0, 0), (1, 0))], layers=True), heads)
     assert [str(group) for group in groups] == ["layer 1: 1.0+1.1", "0.0+1.0", "layer 0: 0.0+0.1"]
-    found = find_causes(llama[0], **QUICK | {"texts": 12}, heads="0.0+0.1+0.2+0.3,layers", together=True).summary
+    found = find_causes(llama[0], **QUICK | {"texts": 12}, heads="0.0+0.1+0.2+0.3,layers").summary
     members = [frozenset(group["members"]) for group in found["groups"]]
     assert len(set(members)) == len(members)
     assert [group["called"] for group in found["groups"]][:3] == ["layer 0", "layer 1", "layer 2"]
@@ -156,7 +155,7 @@ def test_groups_from_the_line_to_the_page(checkpoint, tmp_path):
     assert [group["called"] for group in groups] == ["", "layer 0", "layer 1"]
     assert set(groups[0]) == {
         "name", "called", "members", "label", "domains", "needs_sink", "undecided", "sink_weight", "value_ratio",
-        "sink_weights", "value_ratios", "effects", "divergence", "alone", "beyond_alone",
+        "sink_weights", "value_ratios", "effects", "alone", "beyond_alone",
     }  # fmt: skip
     effect, more = groups[0]["effects"]["hide"]["random_tokens"], groups[0]["beyond_alone"]["hide"]["random_tokens"]
     alone = [

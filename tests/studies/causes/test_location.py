@@ -17,8 +17,7 @@ from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.results.sections import to_json
 from sinklab.results.table import make_table
-from sinklab.studies.causes.experiment import most_frequent
-from sinklab.studies.causes.location import location, rows
+from sinklab.studies.causes.location import _most_frequent, location, rows
 from sinklab.studies.causes.readout import MaskedToken, NextToken
 from sinklab.studies.causes.samples import Samples, token_samples
 from sinklab.testing import tiny_models
@@ -176,7 +175,7 @@ def test_an_encoder_can_hide_its_sink_and_says_what_it_leaves_out():
 
 def test_what_cannot_be_is_refused():
     model, samples = Parked({BOS: 30.0}), texts()
-    with pytest.raises(ConfigurationError, match="needs a sink, and none was found"):
+    with pytest.raises(ConfigurationError, match="needs one, and none was found"):
         found_in(model, samples, place=None)
     with pytest.raises(ConfigurationError, match="prefix and move_to must lie between 1 and 14 in texts of 16 tokens, got 15"):
         found_in(model, samples, prefix=15)
@@ -192,5 +191,5 @@ def test_tokens_are_named_by_position_also_behind_padding():
     padded = Samples({"input_ids": tokens, "attention_mask": mask}, torch.zeros_like(tokens), tokens)
     assert padded.ids_by_position(1)[0, :5].tolist() == [-1, *samples.inputs["input_ids"][0, :4].tolist()]
     assert padded.ids_by_position(0)[0, -2:].tolist() == [-1, -1]
-    assert most_frequent(torch.tensor([-1, -1, 7, 7, 3])) == 7
-    assert most_frequent(torch.tensor([-1])) is None
+    assert _most_frequent(torch.tensor([-1, -1, 7, 7, 3])) == 7
+    assert _most_frequent(torch.tensor([-1])) is None

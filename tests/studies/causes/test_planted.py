@@ -110,7 +110,8 @@ def test_of_few_texts_the_part_that_is_decided_is_the_label(name):
     effects = measure_effects(known.model, known.samples, NextToken(), variants, sink.heads)
     found = label_heads(effects, sink)
     if name == "message":
-        assert [label.label for label in found] == ["undecided", "undecided"]
+        assert [label.label for label in found] == ["needs-sink", "undecided"]
+        assert found[0].needs_sink == {"drawn": "undecided"}  # as a place or for its value
         return
     assert [label.label for label in found] == ["text-dependent", "needs-sink", "undecided"]
     assert found[1].needs_sink == {"repeated": "yes"}

@@ -13,7 +13,7 @@ from sinklab.interventions.scale_head import ScaleHead
 from sinklab.models.loading import load_model
 from sinklab.studies.causes.effects import HeadEdit, make_variants, one_by_one
 from sinklab.studies.causes.engine import measure_effects
-from sinklab.studies.causes.readout import NextToken, SquaredError
+from sinklab.studies.causes.readout import NextToken, SquaredError, _kullback_leibler
 from sinklab.studies.causes.samples import token_samples
 from sinklab.studies.causes.screen import screen
 from sinklab.testing import tiny_models
@@ -29,16 +29,17 @@ def test_a_small_change_costs_what_the_screen_says(name):
     np.testing.assert_allclose(found, exact, rtol=0, atol=0.02 * np.abs(exact).max())
 
 
-def test_draws_give_the_divergence_of_a_small_change():
-    """Half their mean square along a change, over many draws, is the divergence that the change makes."""
+def test_draws_give_the_distance_that_a_small_change_makes():
+    """Half their mean square along a change, over many draws, is the distance that the change makes."""
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(1, 1, 7, generator=generator, dtype=torch.float64)
     change = 1e-3 * torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
-    for readout in (NextToken(), SquaredError()):
+    distances = {NextToken(): _kullback_leibler, SquaredError(): lambda one, other: (one - other).square().mean(-1)}
+    for readout, distance in distances.items():
         at = outputs.expand(20_000, 1, 7).clone().requires_grad_()
         (gradient,) = torch.autograd.grad(readout.drawn(at, generator).sum(), at)
         half = float((gradient * change).sum((1, 2)).square().mean()) / 2
-        expected = float(readout.divergence(outputs + change, outputs))
+        expected = float(distance(outputs, outputs + change))
         assert half == pytest.approx(expected, rel=0.05)  # 20,000 draws: some 1 to 2 %
 
 

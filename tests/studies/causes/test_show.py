@@ -11,14 +11,14 @@ from tests.studies.causes.planted import planted
 
 from sinklab import find_causes
 from sinklab.errors import InputError, ResultError
-from sinklab.results.blocks import Grid, HeadMap, Marks, Say, markdown
+from sinklab.results.blocks import Facts, Grid, HeadMap, Marks, Say, markdown
 from sinklab.results.html import html
 from sinklab.results.sections import from_json, to_json
 from sinklab.results.table import write_json
 from sinklab.studies.audit.page import write_report
 from sinklab.studies.causes import SECTION
 from sinklab.studies.causes.found import LABELS as GIVEN
-from sinklab.studies.causes.found import Causes, Refused
+from sinklab.studies.causes.found import Causes, Effect, Refused
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.show import LABELS, SHOWN, show
 
@@ -83,10 +83,21 @@ def test_a_large_model_shows_its_decided_and_strongest_heads(found):
     assert figure.rows[0][0].startswith("59.0 ")
 
 
-def test_experiments_that_cannot_be_had_say_why(found):
-    less = dataclasses.replace(found, location=Refused("no sink"), massive=None)
-    assert "Not measured: no sink" in markdown(show(less))
-    assert "Massive activations" not in markdown(show(less))
+def test_what_is_known_of_a_head_without_a_whole_label_is_said_with_its_cost(found):
+    """Of all heads the dearest come first; one that costs less than an even share is not named."""
+    dear = {"mean": 2.92, "low": 2.73, "high": 3.10, "p": 1e-5}
+    less = {**dear, "mean": 20 * found.minimal_effect, "low": 18 * found.minimal_effect}
+    heads = [
+        dataclasses.replace(found.heads[0], head=number, label=label, effects={"hide": {"repeated": Effect(**effect)}})
+        for number, (label, effect) in enumerate([("undecided", less), ("needs-sink", dear), ("dormant", dear)])
+    ]
+    facts = dict(kinds(dataclasses.replace(found, heads=heads), Facts)[0].rows)
+    assert facts["known"] == "0.1 with sink hidden +2.92 [+2.73, +3.10] nats; what more they do is not decided"
+
+
+def test_a_location_that_cannot_be_had_says_why(found):
+    assert "Not measured: no sink" in markdown(show(dataclasses.replace(found, location=Refused("no sink"))))
+    assert "Where the sink goes" not in markdown(show(dataclasses.replace(found, location=None)))
 
 
 def write_page(folder, summary):
@@ -98,7 +109,7 @@ def write_page(folder, summary):
 
 def test_the_page_escapes_and_is_that_of_its_run(tmp_path, summary):
     hostile = {**summary, "model": HOSTILE, "domains": [HOSTILE], "notes": [HOSTILE]}
-    hostile |= {"heads": [], "groups": []} | dict.fromkeys(("location", "key_bias", "massive"))
+    hostile |= {"heads": [], "groups": [], "location": None}
     page = write_page(tmp_path / "a", hostile).read_text(encoding="utf-8")
     assert HOSTILE not in page
     assert " style=" not in page  # the page's policy would drop it

@@ -59,6 +59,7 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
         if visible.shape[1] > 1:
             visible = visible.expand(batch, -1, -1, -1).reshape(*heads, -1)
     scores = torch.matmul(keys, queries.reshape(*heads, head_dim).transpose(2, 3)).transpose(2, 3) * inputs.scaling
+    null_mass: Tensor | None
     if operation.is_softmax and null_scores is not None and visible is None:  # one more score in each row
         scores = torch.cat((scores, null_scores[..., None].to(scores.dtype)), dim=-1)
         shares = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))

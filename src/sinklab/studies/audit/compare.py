@@ -165,7 +165,7 @@ def _numbers(audit: Audit, view: View) -> dict[str, object]:
         **_of_conditions(audit, view),
         **{f"setting: {name}": _setting(audit, name) for name in _SETTINGS},
         "setting: corpus": corpus,
-        "setting: revision of the corpus": _short(revision),
+        "setting: revision of the corpus": f"{_short(revision):.40}",  # of versions of packages, the first: cells are numbers
     }
 
 

@@ -105,9 +105,6 @@ PAGE_BUDGET = 10_000_000
 FRAME_BUDGET = 2 * 1024 * 1024
 """Bytes that the page of an audit stays below in a notebook, with 32 × 32 heads; larger models have no maps there."""
 
-_RESERVE = 300_000
-"""Bytes kept free for the template, the style, the script and what surrounds the packed arrays."""
-
 DEFINITIONS: dict[str, str] = {
     "gu2024": "Sink rate",
     "gu2024_null": "Sink rate of the null score",
@@ -153,7 +150,6 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
     """
     found = audit.found
     figures = layer_figures([(view.part, view) for view in audit.views])
-    studies = [(title, lead, html(blocks)) for title, lead, blocks in section_blocks(audit.summary)]
     context = {
         "title": found.model,
         "operation": found.operation,
@@ -168,7 +164,7 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         "loss_definition": found.loss_definition,
         "layers": html([layer_table(figures)]),
         "skips_layers": any(view.numbers.skips_layers for view in audit.views),
-        "studies": studies,
+        "studies": [(title, lead, html(blocks)) for title, lead, blocks in section_blocks(audit.summary)],
         "definitions": html([_definitions(audit)]),
         "metrics": html([_metrics(audit)]),
         "checks": audit.run.get("checks") or {},
@@ -177,9 +173,8 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
     data, blobs = head_data(audit)
     data.update(page="report", figures=figures)
     if audit.maps is not None:
-        spent = len(json_text(data).encode()) + sum(map(len, blobs.values())) + _map_overhead(audit.maps) + _RESERVE
-        spent += sum(len(body.encode()) for _, _, body in studies)  # a megabyte for the causes of a thousand heads
-        add_maps(data, blobs, audit.maps, budget - spent)
+        without = len(render("audit.html.j2", context, data, blobs).encode())
+        add_maps(data, blobs, audit.maps, budget - without - _map_overhead(audit.maps))
     return render("audit.html.j2", context, data, blobs)
 
 

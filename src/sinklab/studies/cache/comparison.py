@@ -148,7 +148,6 @@ def compared(
         ConfigurationError: two policies that are called alike.
         UnsupportedModelError: no policy can be had with the model.
     """
-    require_next_token(loaded)
     length, held = rows.shape[1], max(budgets)
     if length <= held + 2:  # a query sees itself besides, and the last token is none
         raise InputError(

@@ -41,12 +41,7 @@ _FOREVER = 2**31
 
 
 def checked_names(names: Sequence[str] | None) -> list[str]:
-    """Names, with settings where some were given, without repetition; by default all registered ones that need none.
-
-    Raises:
-        UnknownNameError: no such policy.
-        ConfigurationError: a setting that a policy does not have, or a value it refuses.
-    """
+    """Names, with settings where some were given, without repetition; by default all. What cannot be made is refused."""
     for name in names or ():
         policy_registry.make(name)
     return list(dict.fromkeys(names or policy_registry))

@@ -8,7 +8,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from sinklab.errors import InputError
 from sinklab.results.blocks import counted, interval
 from sinklab.results.intervals import rare_cost
 from sinklab.streaming.perplexity import Estimate, estimate
@@ -69,11 +68,7 @@ def recommend(
             same tokens, NaN where not scored. Every cache needs 0 sinks and one other number.
         pinned: tokens held to losses of policies that keep other tokens than the first ones, by their labels.
         trained_length: tokens that the model was trained on at once, if known.
-
-    Raises:
-        InputError: nothing to choose from.
     """
-    _require_choice(by_sinks)
     pinned = pinned or {}
     largest = max(by_sinks)
     needed, sinks, rival = _sinks(by_sinks[largest])
@@ -104,20 +99,15 @@ def recommend(
     return dataclasses.replace(use, sentence=_sentence(use, rival))
 
 
-def _require_choice(by_sinks: Mapping[int, Mapping[int, Tensor]]) -> None:
-    if not by_sinks or any(0 not in sizes or len(sizes) < 2 for sizes in by_sinks.values()):
-        raise InputError(
-            "a recommendation compares a window without sinks with one that keeps some; measure 0 and another number of sinks"
-        )
-
-
 def _sinks(sizes: Mapping[int, Tensor]) -> tuple[Needed, int, int]:
     """Whether sinks are needed, how many, and the best number of them that is not 0."""
     means = {number: estimate(losses).mean for number, losses in sizes.items()}
     best = min((number for number in sizes if number), key=lambda number: (means[number], number))
     gain = estimate(sizes[0] - sizes[best])
     if _above(gain, SINK_MARGIN):
-        enough = (number for number in sorted(sizes) if number == best or _enough(sizes, number, best))
+        enough = (
+            number for number in sorted(sizes) if number == best or _below(estimate(sizes[number] - sizes[best]), SINK_MARGIN)
+        )
         return "yes", next(enough), best
     # The best of several is the best by luck too, which makes gains look larger: the safe side for a "no".
     if _below(gain, SINK_MARGIN):
@@ -146,10 +136,6 @@ def _size(
     return min(
         held for held, losses in alike.items() if held == largest or _below(estimate(losses - alike[largest]), WINDOW_MARGIN)
     )
-
-
-def _enough(sizes: Mapping[int, Tensor], number: int, best: int) -> bool:
-    return _below(estimate(sizes[number] - sizes[best]), SINK_MARGIN)
 
 
 def _below(difference: Estimate, margin: float) -> bool:

@@ -20,7 +20,6 @@ from sinklab.sinks import find_sinks
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.limits import most_slots
 from sinklab.streaming.perplexity import estimate, losses
-from sinklab.streaming.quantized import read_bits
 from sinklab.studies.cache.found import Difference, QuantizedEntry
 
 READ = 64
@@ -34,12 +33,7 @@ FOUND_IN = 256
 
 
 def require_quantized(model: PreTrainedModel, kinds: Sequence[str]) -> None:
-    """Refuse at once a model whose keys cannot be kept as integers, or whose attention cannot be seen, to find its sinks.
-
-    Raises:
-        ConfigurationError: bits that do not exist.
-        UnsupportedModelError: such a model.
-    """
+    """Refuse at once a model whose keys cannot be kept as integers, or whose attention cannot be seen, to find its sinks."""
     for kind in kinds:
         PolicyCache(Pinned(pinned=FIRST, window=2), model, quantized=kind)  # the least that is measured
     Session(model)  # which is how sinks are found
@@ -58,13 +52,7 @@ def quantized_caches(
     Args:
         rows: texts, int64 ``(documents, tokens)``.
         kinds: see :data:`~sinklab.streaming.quantized.BITS`.
-
-    Raises:
-        ConfigurationError: bits that do not exist.
-        UnsupportedModelError: a model whose keys cannot be kept in slots.
     """
-    for kind in kinds:
-        read_bits(kind)
     model, most = loaded.model, most_slots(loaded.model)
     short = rows[:, : min(rows.shape[1], trained_length(model) or rows.shape[1], most or rows.shape[1])]
     sinks = tuple(find_sinks(model, short[:, :FOUND_IN]).positions_in_text)

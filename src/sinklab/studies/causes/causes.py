@@ -58,7 +58,6 @@ def find_causes(
         model: embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.
         heads: Heads to examine, written layer.head from 0 with commas between, or all; 0.0+3.1 edits two at once, after each
             alone, and layers all of each layer.
-        together: Also edit all heads of a label at once, except text-dependent: heads that can replace each other.
         sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
             zeroed).
         sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.
@@ -71,7 +70,7 @@ def find_causes(
         level: Expected share of false labels among those given (Benjamini and Hochberg, over all heads and hypotheses).
         minimal_effect: Change of the loss, in nats, below which it counts as nothing; auto: a twentieth of what a head, of more
             than 64 heads a layer, is worth on average, at most 0.01.
-        experiments: Also examine the sink itself: its location, its value, massive activations.
+        experiments: Also look where the sink goes when it is hidden, or when its token is taken away, replaced or moved.
         samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision
             models and anything that does not read tokens.
         seed: Seed of texts and controls; the same seed gives the same numbers.
@@ -89,7 +88,7 @@ def find_causes(
     Examples:
         sinklab causes embedded:softmax
         sinklab causes embedded:softmax --heads 2.0,3.1 --texts 64 --out build/causes
-        sinklab causes embedded:softmax --heads 0.0+0.1,layers --together
+        sinklab causes embedded:softmax --heads 0.0+0.1,layers
         sinklab causes ORG/MODEL --corpus python_source,notes.txt --budget 10m --out build/causes
         sinklab causes ORG/MODEL --sink null --json
     """

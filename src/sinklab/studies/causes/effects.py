@@ -94,15 +94,13 @@ class HeadEdit:
         """The interventions on whatever heads a call has."""
         return [dataclasses.replace(intervention.of_samples(start, stop), heads=None) for intervention in self.interventions]
 
-    def means(self, head: Head | HeadGroup, part: Samples, loss: Tensor, divergence: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Its change of the loss and its divergence ``(samples, seq_len)``, by domain ``(samples, domains)``.
+    def means(self, head: Head | HeadGroup, part: Samples, loss: Tensor) -> np.ndarray:
+        """Its change of the loss ``(samples, seq_len)``, by domain ``(samples, domains)``.
 
         Raises:
             MeasurementError: one that is NaN or infinite at a scored position.
         """
-        under = f"under {self.name!r} on head {head}"
-        of_loss = part.by_domain(loss, f"the change of the loss {under}")
-        return of_loss.cpu().numpy(), part.by_domain(divergence, f"the divergence {under}").cpu().numpy()
+        return part.by_domain(loss, f"the change of the loss under {self.name!r} on head {head}").cpu().numpy()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +113,6 @@ class Effects(Generic[Edited]):
         domain_names: in the order of the last axis.
         loss: float64 ``(variants, heads, samples, domains)``: change of the mean loss over the scored positions of a domain;
             positive where the intervention hurts, NaN where the sample has no such position, and where it was not run.
-        divergence: same shape: mean distance of the outputs from those of the unedited model, from 0.
         clean_loss: float64 ``(samples, domains)``.
         unit: of all of these.
         record: qualified name of an attention module to how its heads were measured; empty for :func:`one_by_one`.
@@ -125,7 +122,6 @@ class Effects(Generic[Edited]):
     heads: list[Edited]
     domain_names: tuple[str, ...]
     loss: np.ndarray
-    divergence: np.ndarray
     clean_loss: np.ndarray
     unit: str
     record: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -133,14 +129,6 @@ class Effects(Generic[Edited]):
     def of(self, variant: str) -> np.ndarray:
         """Change of the loss by one variant, ``(heads, samples, domains)``."""
         return np.asarray(self.loss[self.variants.index(variant)])
-
-
-def joined(first: Effects[Edited], second: Effects[Edited]) -> Effects[Edited]:
-    """The effects on what both have, which were measured on the same texts."""
-    return dataclasses.replace(
-        first, heads=[*first.heads, *second.heads], loss=np.concatenate((first.loss, second.loss), axis=1),
-        divergence=np.concatenate((first.divergence, second.divergence), axis=1), record=first.record | second.record,
-    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -161,11 +149,10 @@ def one_by_one(
         batch_size: samples a forward.
 
     Raises:
-        MeasurementError: a loss or a divergence at a scored position that is NaN or infinite.
+        MeasurementError: a loss at a scored position that is NaN or infinite.
     """
     shape = (len(variants), len(heads), len(samples), len(samples.domain_names))
-    loss, divergence = np.full(shape, np.nan), np.full(shape, np.nan)
-    clean_loss = np.full(shape[2:], np.nan)
+    loss, clean_loss = np.full(shape, np.nan), np.full(shape[2:], np.nan)
     total, finished = len(variants) * len(heads) * len(samples.bounds(batch_size)), 0
     progress("effects", finished, total)
     for start, part in samples.parts(batch_size):
@@ -179,15 +166,12 @@ def one_by_one(
             for index, head in enumerate(heads):
                 with attend(model, interventions=recorded.in_place(variant.on(head, start, stop), head), verify=False):
                     edited = readout.outputs(model(**lean_arguments(model, part.inputs, logits=True)), part)
-                of_loss, of_outputs = readout.loss(edited, part) - own, readout.divergence(edited, clean)
+                of_loss = readout.loss(edited, part) - own
                 del edited  # logits of a large vocabulary, beside which the next ones would be made
-                where = number, index, slice(start, stop)
-                loss[where], divergence[where] = variant.means(head, part, of_loss, of_outputs)
+                loss[number, index, start:stop] = variant.means(head, part, of_loss)
                 finished += 1
                 progress("effects", finished, total)
-    return Effects(
-        [variant.name for variant in variants], list(heads), samples.domain_names, loss, divergence, clean_loss, readout.unit
-    )
+    return Effects([variant.name for variant in variants], list(heads), samples.domain_names, loss, clean_loss, readout.unit)
 
 
 # --- groups of several layers ----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ several times in one forward of the model (ALBERT), all that is said of modules 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -23,10 +24,11 @@ from sinklab.attention.editing import Editing, edited_outputs, of_heads
 from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.session import attend
 from sinklab.errors import MeasurementError
+from sinklab.models.losses import tokens_at_once
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import CLEAN, Edited, Effects, HeadEdit, HeadGroup, members_of, one_by_one
-from sinklab.studies.causes.readout import Changes, Readout
+from sinklab.studies.causes.readout import Changes, LogitMap, Readout
 from sinklab.studies.causes.replay import HeadsEdit, Recording, Replay
 from sinklab.studies.causes.samples import Samples
 
@@ -36,8 +38,8 @@ COARSELY = "replayed, changes multiplied in bfloat16"
 COARSE = 1 / 32
 """Largest error of that, as a share of the change that an edit makes of the outputs, in root mean squares: rounding input and
 weight of a product errs by a quarter of a percent at random, and some sixty stand one behind the other."""
-ROOM = 2**30
-"""Bytes that recorded calls of attention, and recorded layers, may take."""
+ROOM = 3 * 2**29
+"""Bytes that recordings may take: of 18 texts of 64 tokens, all that a model of 135 million parameters gave unedited."""
 STACK = 2**21
 """Bytes of the head outputs of one stack of edits: about what a processor's caches hold, more is slower. While a layer runs it
 needs some ten times as many; the logits of a readout that asks for them, and the weights of attention that forms them, may be
@@ -88,11 +90,11 @@ def all_heads_edited(call: AttentionCall, edits: Sequence[HeadIntervention]) -> 
 
 @dataclasses.dataclass(eq=False)
 class _Batch:
-    """What is kept of the unedited model on some samples: recordings, which together hold the calls, and the readout."""
+    """What is kept of the unedited model on some samples: the readout, and a recording while there is room for it."""
 
     changes: Changes
-    recordings: list[Recording]
     clean_loss: np.ndarray
+    recording: Recording | None = None
 
 
 class Engine:
@@ -119,7 +121,6 @@ class Engine:
         self._trial: tuple[Recording, Tensor] | None = None
         self._module_of: dict[int, str] = {}
         self._batches: dict[int, _Batch] = {}
-        self._room = float(ROOM)
 
     @torch.no_grad()
     def measure(
@@ -137,12 +138,12 @@ class Engine:
         Raises:
             ConfigurationError: a layer or head that the model has not.
             UnsupportedModelError: an intervention that the attention of the model cannot express.
-            MeasurementError: a loss or a divergence at a scored position that is NaN or infinite.
+            MeasurementError: a loss at a scored position that is NaN or infinite.
         """
         names = [variant.name for variant in self.variants]
         numbers = [number for number, name in enumerate(names) if chosen is None or name in chosen]
         shape = (len(names), len(edited), len(self.samples), len(self.samples.domain_names))
-        loss, divergence, clean_loss = np.full(shape, np.nan), np.full(shape, np.nan), np.full(shape[2:], np.nan)
+        loss, clean_loss = np.full(shape, np.nan), np.full(shape[2:], np.nan)
         total, done = len(numbers) * len(edited) * len(self.samples.bounds(self.batch_size)), 0
         progress("effects", 0, total)
         by_module, slow = self._by_module(edited, numbers)
@@ -160,10 +161,9 @@ class Engine:
                     progress("effects", done, total)
                     if self.coarse and waiting[-1] != pairs[-1] and sum(map(_bytes, hidden)) < AT_ONCE:
                         continue  # logits of the unedited model serve as many as there are
-                    of_loss, of_outputs = batch.changes.changes(torch.cat(hidden))
+                    of_loss = batch.changes.changes(torch.cat(hidden))
                     for row, (variant, index) in enumerate(waiting):
-                        means = self.variants[variant].means(edited[index], part, of_loss[row], of_outputs[row])
-                        loss[variant, index, rows], divergence[variant, index, rows] = means
+                        loss[variant, index, rows] = self.variants[variant].means(edited[index], part, of_loss[row])
                     waiting, hidden = [], []  # logits of a large vocabulary, beside which the next ones would be made
                 recording.forget_repeats()
         if slow:
@@ -173,9 +173,9 @@ class Engine:
                 progress=lambda stage, step, of: progress("effects", done + step, total),
             )  # fmt: skip
             where = np.ix_(numbers, slow)
-            loss[where], divergence[where], clean_loss = one.loss, one.divergence, one.clean_loss
+            loss[where], clean_loss = one.loss, one.clean_loss
         seen = {module: self.record[module] for module in self._modules_of(edited) if module in self.record}
-        return Effects(names, list(edited), self.samples.domain_names, loss, divergence, clean_loss, self.readout.unit, seen)
+        return Effects(names, list(edited), self.samples.domain_names, loss, clean_loss, self.readout.unit, seen)
 
     @property
     def replay(self) -> Replay:
@@ -253,7 +253,6 @@ class Engine:
             return COARSELY
         self.coarse = exact.coarse = False
         self._batches.clear()
-        self._room = float(ROOM)
         return REPLAYED
 
     def _without_logits(self, recording: Recording, expected: Tensor) -> Replay | None:
@@ -268,7 +267,7 @@ class Engine:
         logits = replay.logit_map()
         if logits is None or hidden.shape[-1] != logits.weight.shape[1] or hidden.shape[:-1] != expected.shape[:-1]:
             return None
-        proved = _error(nn.functional.linear(hidden, logits.weight, logits.bias), expected) <= ROUNDING
+        proved = _error(hidden, expected, logits) <= ROUNDING
         return replay if proved and self.readout.compare_hidden(hidden, logits, recording.part) is not None else None
 
     def _why_not(self, recording: Recording, expected: Tensor, module: str, head: int, numbers: Sequence[int]) -> str | None:
@@ -290,11 +289,8 @@ class Engine:
             except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MeasurementError) as error:
                 reason = f"the model does not run with layers left out: {type(error).__name__}: {error}"
                 continue
-            logits = replay.logit_map()
-            if logits is not None:
-                replayed = nn.functional.linear(replayed, logits.weight, logits.bias)
             pairs = zip(replayed.split(len(expected)), (expected, expected_outputs), strict=True)
-            plain, edited = (_error(index, other) for index, other in pairs)
+            plain, edited = (_error(own, other, replay.logit_map()) for own, other in pairs)
             if max(plain, edited) <= ROUNDING:
                 return None
             which = "without an edit" if plain > ROUNDING else f"under {variant.name!r}"
@@ -315,24 +311,35 @@ class Engine:
 
     # --- the work ----------------------------------------------------------------------------------------------------------
 
+    def forget(self) -> None:
+        """Drop the recordings, which are made again when they are needed."""
+        for batch in self._batches.values():
+            batch.recording = None
+
     def _recorded(self, start: int, part: Samples, module: str) -> tuple[_Batch, Recording]:
-        """The unedited model on a batch, with the call of a module: kept as far as there is room, or run again."""
+        """The unedited model on a batch, with the call of a module: kept if there is room, or run again whenever asked for.
+
+        Batches are asked for in turns, so those that are kept stay: dropped for others, none would be there in its turn.
+        """
         batch = self._batches.get(start)
-        for recording in batch.recordings if batch is not None else ():
-            if module in recording.calls:
-                return self._batches[start], recording
-        if self._room <= 0:
-            self._batches.clear()
-            self._room, batch = float(ROOM), None
-        recording = self.replay.record(part, self._following(module), self._room)
-        self._room -= recording.size
+        if batch is not None and batch.recording is not None:
+            if module in batch.recording.calls:
+                return batch, batch.recording
+            batch.recording = None
+        kept = [other.recording.size for other in self._batches.values() if other.recording is not None]
+        room, following = ROOM - sum(kept), self._following(module)
+        # In a long run every module has its turn, the first ones late: one recording of all instead of ever larger ones.
+        whole = self.coarse and room >= max(kept, default=0)
+        recording = self.replay.record(part, None if whole else following, room)
+        if module not in recording.calls:
+            recording = self.replay.record(part, following, room)
         if batch is None:
             outputs, logits = self._outputs(recording.outputs, recording), self.replay.logit_map()
             changes = None if logits is None else self.readout.compare_hidden(outputs, logits, part)
             changes = self.readout.compare(outputs, part) if changes is None else changes
-            batch = _Batch(changes, [], part.by_domain(changes.clean_loss, CLEAN).cpu().numpy())
-            self._batches[start] = batch
-        batch.recordings.append(recording)
+            batch = self._batches[start] = _Batch(changes, part.by_domain(changes.clean_loss, CLEAN).cpu().numpy())
+        if recording.size <= room:
+            batch.recording = recording
         return batch, recording
 
     def _following(self, module: str) -> list[str]:
@@ -371,10 +378,18 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _error(found: Tensor, expected: Tensor) -> float:
-    """Root mean square difference over the root mean square of what is expected, in units of the last place."""
-    if found.shape != expected.shape:
+def _error(found: Tensor, expected: Tensor, logits: LogitMap | None = None) -> float:
+    """Root mean square difference over the root mean square of what is expected, in units of the last place.
+
+    Args:
+        logits: what makes the outputs of what was found, a few at a time: all would be the largest tensor of a run.
+    """
+    if found.shape[:-1] != expected.shape[:-1] or (logits is None and found.shape != expected.shape):
         return float("inf")
-    unit = torch.finfo(expected.dtype).eps * expected.double().square().mean().sqrt()
-    error = (found.double() - expected.double()).square().mean().sqrt() / unit.clamp_min(torch.finfo(torch.float64).tiny)
-    return float(error.nan_to_num(float("inf")))
+    error, size, at_once = 0.0, 0.0, tokens_at_once(expected)
+    for own, other in zip(found.flatten(0, -2).split(at_once), expected.flatten(0, -2).split(at_once), strict=True):
+        made = own if logits is None else nn.functional.linear(own, logits.weight, logits.bias)
+        error += float((made.double() - other.double()).square().sum())
+        size += float(other.double().square().sum())
+    unit = torch.finfo(expected.dtype).eps * max(size, torch.finfo(torch.float64).tiny) ** 0.5
+    return error**0.5 / unit if math.isfinite(error) else float("inf")

@@ -13,9 +13,9 @@ from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import Interval, means_over_items
 from sinklab.results.metric import VALUE_RATIO, Metric, Row
 from sinklab.sinks import Head, Sinks, weigh_sinks
-from sinklab.studies.causes.effects import Edited, Effects, HeadGroup
+from sinklab.studies.causes.effects import Effects, HeadGroup
 from sinklab.studies.causes.experiment import LOSS_CHANGE, SINK_SHARE, number
-from sinklab.studies.causes.found import LABELS, ExaminedGroup, ExaminedHead, FoundSink, ScreenCheck, SharedKeys
+from sinklab.studies.causes.found import ExaminedGroup, ExaminedHead, FoundSink, ScreenCheck, SharedKeys
 from sinklab.studies.causes.labels import HeadLabel
 from sinklab.studies.causes.request import ChosenHeads, Pair
 from sinklab.studies.causes.samples import Samples
@@ -24,11 +24,6 @@ from sinklab.studies.causes.screen import Screened
 PROBE = "causes"
 SINKS, OTHERS = ", sinks", ", others"
 """How the names of the groups of a layer end."""
-DIVERGENCE = Metric(
-    "divergence", "nats", "Mean over texts of the divergence of the predictions under the intervention from the model's."
-)
-
-
 ESTIMATE = Metric(
     "loss_change_estimate", "nats", "What the screen expects of the change of the loss under the intervention, to second order."
 )
@@ -77,41 +72,19 @@ def kinds_of_layers(heads: Sequence[Head], sinks: Sinks, threshold: float) -> li
     return [HeadGroup(tuple(members), name) for (_, name), members in kinds.items()]
 
 
-def groups_of_labels(labels: Sequence[HeadLabel], known: Sequence[HeadGroup] = ()) -> list[HeadGroup]:
-    """All heads of each label but *text-dependent*, where there are two or more; what seems to do little may share the work.
-
-    Args:
-        known: groups that are examined anyway, and not once more.
-    """
-    by_label: dict[str, list[Head]] = {}
-    for label in labels:
-        by_label.setdefault(label.label, []).append(label.head)
-    there = {frozenset(group.members) for group in known}
-    return [
-        HeadGroup(tuple(heads), f"all {name}")
-        for name, heads in by_label.items()
-        if name not in ("text-dependent", "not-run") and len(heads) > 1 and frozenset(heads) not in there
-    ]
-
-
-def most_groups(heads: int) -> int:
-    """How many groups :func:`groups_of_labels` makes of so many heads at the most."""
-    return min(heads // 2, len(LABELS) - 1)
-
-
 # --- entries ----------------------------------------------------------------------------------------------------------------
 
 
 def examined_heads(
-    model: nn.Module, samples: Samples, labels: Sequence[HeadLabel], sinks: Sinks, effects: Effects,
-    estimates: Screened | None = None, *, batch_size: int,
+    model: nn.Module, samples: Samples, labels: Sequence[HeadLabel], sinks: Sinks, estimates: Screened | None = None, *,
+    batch_size: int,
 ) -> list[ExaminedHead]:  # fmt: skip
     """An entry for every head that has a label; what it gives to the sink is measured on each domain alone."""
     own_sinks = _sinks_by_domain(model, samples, sinks, batch_size)
     estimated = {} if estimates is None else estimates.means()
     found = []
     for label in labels:
-        head, index, row = label.head, sinks.heads.index(label.head), effects.heads.index(label.head)
+        head, index = label.head, sinks.heads.index(label.head)
         found.append(
             ExaminedHead(
                 layer=head.layer, head=head.head, module=head.module, label=label.label, domains=label.domains,
@@ -119,7 +92,7 @@ def examined_heads(
                 sink_weight=number(sinks.weights[index]), value_ratio=number(sinks.value_ratio[index]),
                 sink_weights={name: number(own.weights[index]) for name, own in own_sinks.items()},
                 value_ratios={name: number(own.value_ratio[index]) for name, own in own_sinks.items()},
-                divergence=_divergences(effects, row), estimates=estimated.get(str(head), {}),
+                estimates=estimated.get(str(head), {}),
             )
         )  # fmt: skip
     return found
@@ -185,7 +158,7 @@ def examined_groups(
                 sink_weight=_mean([head.sink_weight for head in own]), value_ratio=_mean([head.value_ratio for head in own]),
                 sink_weights={name: _mean([head.sink_weights[name] for head in own]) for name in effects.domain_names},
                 value_ratios={name: _mean([head.value_ratios[name] for head in own]) for name in effects.domain_names},
-                divergence=_divergences(effects, row), alone=dict(Counter(head.label for head in own)),
+                alone=dict(Counter(head.label for head in own)),
                 beyond_alone=_beyond_alone(effects, row, of_heads),
             )
         )  # fmt: skip
@@ -213,18 +186,6 @@ def _sinks_by_domain(model: nn.Module, samples: Samples, sinks: Sinks, batch_siz
         inputs = {key: tensor[rows.to(tensor.device)] for key, tensor in samples.inputs.items()}
         own[name] = weigh_sinks(model, inputs, sinks, batch_size=batch_size)
     return own
-
-
-def _divergences(effects: Effects[Edited], row: int) -> dict[str, dict[str, float | None]]:
-    """Mean divergence under each measured edit and domain of the head, or the group, in a row of the effects."""
-    return {
-        name: {
-            domain: number(own[np.isfinite(own)].mean()) if np.isfinite(own).any() else None
-            for domain, own in zip(effects.domain_names, values[row].T, strict=True)
-        }
-        for name, values in zip(effects.variants, effects.divergence, strict=True)
-        if np.isfinite(values[row]).any()
-    }
 
 
 def _beyond_alone(effects: Effects[HeadGroup], row: int, of_heads: Effects) -> dict[str, dict[str, Interval]]:
@@ -255,17 +216,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def effect_rows(effects: Effects) -> Iterator[Row]:
-    """Means over texts of the changes of the loss and of the divergences, for every variant, head and domain."""
-    for metric, values in ((LOSS_CHANGE.of(effects.unit), effects.loss), (DIVERGENCE.of(effects.unit), effects.divergence)):
-        counts = np.isfinite(values).sum(axis=2)
-        means = np.nansum(values, axis=2) / np.maximum(counts, 1)
-        for variant, index, domain in np.argwhere(counts > 0).tolist():
-            head = effects.heads[index]
-            yield {
-                "probe": PROBE, "metric": metric, "intervention": effects.variants[variant], "module": head.module,
-                "layer": head.layer, "head": head.head, "corpus": effects.domain_names[domain],
-                "value": float(means[variant, index, domain]), "count": int(counts[variant, index, domain]),
-            }  # fmt: skip
+    """Means over texts of the changes of the loss, for every variant, head and domain."""
+    counts = np.isfinite(effects.loss).sum(axis=2)
+    means = np.nansum(effects.loss, axis=2) / np.maximum(counts, 1)
+    for variant, index, domain in np.argwhere(counts > 0).tolist():
+        head = effects.heads[index]
+        yield {
+            "probe": PROBE, "metric": LOSS_CHANGE.of(effects.unit), "intervention": effects.variants[variant],
+            "module": head.module, "layer": head.layer, "head": head.head, "corpus": effects.domain_names[domain],
+            "value": float(means[variant, index, domain]), "count": int(counts[variant, index, domain]),
+        }  # fmt: skip
 
 
 def estimate_rows(heads: Sequence[ExaminedHead], unit: str) -> Iterator[Row]:

@@ -1,25 +1,23 @@
-"""What experiments on the sink share: losses of texts under an edit, places, shares of rows, and rows of the long table."""
+"""Losses of texts under an edit, and how much they change; metrics that several parts have."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import SupportsFloat, Unpack
+from collections.abc import Callable, Iterator, Sequence
+from typing import SupportsFloat
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.call import Site
 from sinklab.attention.host_arguments import lean_arguments
-from sinklab.attention.intervention import HeadIntervention, Intervention, Place
+from sinklab.attention.intervention import HeadIntervention, Intervention
 from sinklab.attention.probe import Probe
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.results.intervals import Interval, mean_over_items
-from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
-from sinklab.sinks import Head, Sinks
+from sinklab.results.metric import FRACTION, Metric
 from sinklab.studies.causes.effects import CLEAN
 from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples
@@ -44,9 +42,6 @@ def no_edits(start: int, stop: int) -> Sequence[Intervention]:
 def of_all(*interventions: HeadIntervention) -> Edits:
     """Interventions on the heads that they name, with rows by sample cut to the samples of a run."""
     return lambda start, stop: [intervention.of_samples(start, stop) for intervention in interventions]
-
-
-# --- losses -----------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,81 +110,7 @@ def change(edited: np.ndarray, clean: np.ndarray, what: str) -> Interval:
     return mean_over_items(differences)
 
 
-# --- places -----------------------------------------------------------------------------------------------------------------
-
-
-def known_place(sinks: Sinks, samples: Samples, what: str) -> Place:
-    """The place of the main sink in some texts.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    place = sinks.place_in(samples.inputs.get("input_ids"), samples.inputs.get("attention_mask"))
-    if place is None:
-        raise ConfigurationError(f"{what} needs a sink, and none was found; name a position, find_sinks(…, place=0)")
-    return place
-
-
-def random_places(samples: Samples, place: Place, sinks: Sinks, generator: torch.Generator, *, share: int = 2) -> Tensor:
-    """One position a text, int64 ``(samples, 1)``, not the sink nor a secondary one, and early enough for most queries.
-
-    Args:
-        place: of the main sink, as :func:`known_place` gives it.
-        share: 2 for positions from the first half of a text, 4 from the first quarter; where all of these are sinks, the whole
-            text is drawn from.
-
-    Raises:
-        ConfigurationError: a text too short to have one.
-    """
-    drawn = []
-    own = place[:, 0].tolist() if isinstance(place, Tensor) else [place] * len(samples)
-    for length, sink in zip(samples.lengths(sinks.length).tolist(), own, strict=True):
-        allowed = [position for position in range(length) if position not in {sink, *sinks.secondary}]
-        free = [position for position in allowed if position < max(2, length // share)] or allowed
-        if not free:
-            raise ConfigurationError(
-                f"a text of {length:,} tokens has no position besides the sinks for a control; give longer texts"
-            )
-        drawn.append(free[int(torch.randint(len(free), (), generator=generator))])
-    return torch.tensor(drawn)[:, None]
-
-
-def most_frequent(ids: Tensor) -> int | None:
-    """The id that occurs most often in ``(n,)``, -1 not counted; ``None`` where there is no other."""
-    known = ids[ids >= 0]
-    return int(known.mode().values) if len(known) else None
-
-
-# --- numbers and rows -------------------------------------------------------------------------------------------------------
-
-
-def heads_of(site: Site, count: int) -> list[Head]:
-    """The heads of a module."""
-    return [Head(site.layer, number, site.module) for number in range(count)]
-
-
 def number(value: SupportsFloat) -> float | None:
     """A Python number for JSON, or ``None`` for what is not one."""
     converted = float(value)
     return converted if math.isfinite(converted) else None
-
-
-def numbers(values: Iterable[SupportsFloat]) -> list[float | None]:
-    """:func:`number` of each."""
-    return [number(value) for value in values]
-
-
-def head_rows(
-    metric: Metric, heads: Iterable[Head], values: Iterable[float | None], **columns: Unpack[Coordinates]
-) -> Iterator[Row]:
-    """A row for every head that has the number."""
-    for head, value in zip(heads, values, strict=True):
-        if value is not None:
-            cell: Coordinates = {"module": head.module, "layer": head.layer, "head": head.head}
-            yield {**columns, **cell, "metric": metric, "value": value}
-
-
-def interval_rows(metric: Metric, interval: Interval | None, **columns: Unpack[Coordinates]) -> Iterator[Row]:
-    """The mean under the name of the metric, and the ends of its interval under the name with ``_low`` and ``_high``."""
-    for bound, value in ({} if interval is None else interval.to_dict()).items():
-        yield {**columns, "metric": metric if bound == "mean" else metric.bound(bound), "value": value}

@@ -41,7 +41,7 @@ class Undecided:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """What is known of a head or group: label by domain, effects by contrast, divergences by intervention, by domain too.
+    """What is known of a head or group: label by domain, effects by contrast, by domain too.
 
     ``needs_sink`` is ``yes``, ``no`` or ``undecided``; empty without a sink. ``value_ratio`` is the norm of the sink's value
     over that of others.
@@ -56,7 +56,6 @@ class Labelled:
     sink_weights: dict[str, Number]
     value_ratios: dict[str, Number]
     effects: dict[str, dict[str, Effect]]
-    divergence: dict[str, dict[str, Number]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ class ExaminedHead(Labelled):
 class ExaminedGroup(Labelled):
     """Heads that were edited at once; numbers of the sink are means over its members.
 
-    ``called`` is the layer or the label of a group that was not named by its heads. ``alone`` counts the labels of its members,
+    ``called`` is the layer of a group that was not named by its heads. ``alone`` counts the labels of its members,
     and ``beyond_alone`` is, by intervention and domain, what the group costs less what its members cost one by one, summed.
     """
 
@@ -134,12 +133,12 @@ class ScreenCheck:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """Why an experiment cannot be had of this model or these texts."""
+    """Why this cannot be had of this model or these texts."""
 
     refused: str
 
 
-# --- experiments on the sink ------------------------------------------------------------------------------------------------
+# --- where the sink goes ----------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,84 +203,6 @@ class Location:
     follows: str | None
 
 
-@dataclasses.dataclass(frozen=True)
-class KeyBias:
-    """Is the sink a key that takes mass and carries nothing?
-
-    Attributes:
-        losses: change of the loss over texts by edit of all heads at once: ``zero_value``, the sink's values set to 0;
-            ``constant_score``, each head's score on the sink replaced by its mean over queries and texts. Each also as
-            ``… control``, for a random other key of each text; ``… beyond control``, the paired difference; and
-            ``… of sink heads``, in those alone that give the sink the threshold or more, if there are any.
-        sink_heads: which these are.
-        clean_loss: mean over texts.
-    """
-
-    place: int | str
-    losses: dict[str, Interval]
-    sink_heads: list[str]
-    clean_loss: float
-    minimal_effect: float
-    texts: int
-    unit: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Activation:
-    """One channel that is massive at one position of the document, over the ``texts`` in which it is.
-
-    Attributes:
-        birth, death: first layer whose output has it, -1 for the embeddings, and the first that has it no more, ``None`` if the
-            last one still has; of several texts the most frequent one.
-        value, deviation: mean and standard deviation of the value where it is largest, with its sign.
-        times_median: mean of its size over the median size of the hidden state at that layer.
-        token: most frequent id at the position; ``None`` without ``input_ids``.
-    """
-
-    position: int
-    channel: int
-    birth: int
-    death: int | None
-    texts: int
-    value: float
-    deviation: float
-    times_median: Number
-    token: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class MassiveEdit:
-    """What setting all massive activations, in the layer of their birth, does to the loss and to the weights on the sink."""
-
-    loss: Interval
-    sink_weights: list[Number] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Massive:
-    """Massive activations, most frequent first, then largest, by the criterion ``least`` and ``times_median``.
-
-    Attributes:
-        peaks: of each layer the mean over texts of its largest value, of that over the median, and where the largest is.
-        edits: ``zero``; ``mean``, the mean of the channel over texts, at the same position where half of the texts have it
-            there, else over all the positions where it is born in that layer; ``control``, as many other channels of the same
-            tokens set to zero. None if nothing was found.
-        sink_weights: by head, of the model as it is; ``None`` without a sink.
-        clean_loss: mean over texts.
-    """
-
-    found: list[Activation]
-    peaks: list[dict[str, int | float]]
-    edits: dict[str, MassiveEdit]
-    heads: list[str]
-    sink_weights: list[Number] | None
-    clean_loss: float
-    least: float
-    times_median: float
-    texts: int
-    unit: str
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Causes:
     """``summary.json`` of ``sinklab causes``, and the entry ``causes`` of that of an audit.
@@ -293,7 +214,7 @@ class Causes:
         budget: seconds; ``None`` without one.
         screened: edit to how the screen compares with exact effects; ``None`` where nothing was screened.
         of_a_key: of models with grouped queries.
-        location, key_bias, massive: the experiments; ``None`` where they are not run.
+        location: where the sink goes; ``None`` where it was not asked for.
     """
 
     heads: list[ExaminedHead]
@@ -316,5 +237,3 @@ class Causes:
     variants: list[str]
     notes: list[str]
     location: Location | Refused | None
-    key_bias: KeyBias | Refused | None
-    massive: Massive | Refused | None

@@ -26,7 +26,7 @@ RULES: Rules = {
     "broadcast": ("redirect costs nothing", "zero_value", "mean_sink"),
     "unneeded": ("redirect costs nothing", "zero costs nothing", "zero_value costs nothing", "hide costs nothing"),
     "active": ("redirect", "zero"),
-    "needs-sink": ("hide", "hide - zero_value"),
+    "needs-sink": ("hide",),
     "slight": ("redirect is slight", "hide is slight"),
 }
 """Contrasts that must all hold for a label in one domain (:func:`~sinklab.studies.causes.evidence.evidence_of`). The last three
@@ -67,7 +67,8 @@ def rules_of(sinks: Sinks, variants: Sequence[str], *, many: bool = False) -> Ru
 
 
 def asked_for(effects: Effects[Edited], sinks: Sinks, *, level: float, minimal_effect: float) -> list[list[str]]:
-    """For every head the edits that are missing for a label of which nothing that was measured speaks against.
+    """For every head the edits that are missing for a label, or its need of the sink, of which nothing that was measured
+    speaks against.
 
     What it says to cost is shown by itself at the level, and what it says to cost nothing does so in the mean; where it says
     no more than that, this is shown too. Choosing edits by the effects of others makes no label false more often: its p-value
@@ -78,7 +79,7 @@ def asked_for(effects: Effects[Edited], sinks: Sinks, *, level: float, minimal_e
     for number in range(len(effects.domain_names)):
         evidence = evidence_of(effects, number, minimal_effect)
         measured = {name: ~np.isnan(one.values).all(1) for name, one in evidence.items()}
-        for claims in rules.values():
+        for claims in (*rules.values(), *([NEEDS["yes"]] if sinks.main is not None else ())):
             shown = {name: measured[name] & (evidence[name].p <= level) for name in claims}
             costs = np.any([shown[name] for name in claims if evidence[name].above] or [np.zeros(len(wanted), bool)], axis=0)
             fits = [
@@ -258,7 +259,10 @@ def mirrored(labels: Sequence[HeadLabel], minimal_effect: float) -> dict[str, in
     names = [name for name in RULES["text-dependent"] if any(name in label.effects for label in labels)]
     return {
         domain: sum(
-            all(domain in label.effects.get(name, {}) and label.effects[name][domain].high < -minimal_effect for name in names)
+            "zero" in names
+            and all(
+                domain in label.effects.get(name, {}) and label.effects[name][domain].high < -minimal_effect for name in names
+            )
             for label in labels
         )
         for domain in (labels[0].domains if labels else {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -76,7 +75,11 @@ def location(
         UnsupportedModelError: ``"null"`` where an attention has no null score.
     """
     readout = readout_for(model) if readout is None else readout
-    place = experiment.known_place(sinks, samples, "the location of the sink")
+    place = sinks.place_in(samples.inputs.get("input_ids"), samples.inputs.get("attention_mask"))
+    if place is None:
+        raise ConfigurationError(
+            "the location of a sink needs one, and none was found; name a position, find_sinks(…, place=0)"
+        )
     if isinstance(place, Tensor):
         raise ConfigurationError(
             f"the sink is {sinks.require().name}, which stands elsewhere in every text: it goes with the token, wherever it is"
@@ -97,30 +100,25 @@ def location(
     else:
         left_out = dict.fromkeys(("removed", "duplicated", "replaced", "moved", "random prefix"), reason)
     clean: Tensor | None = None
-    conditions, heads, secondary = {}, list[Head](), list[int]()
+    conditions, heads, secondary = {}, list[str](), list[int]()
     for text in texts:
-        losses, received = [], _Sums(text.samples)
-        for run in experiment.runs(
-            model, text.samples, readout, text.edits, probes=lambda start, stop: [_Received()], batch_size=batch_size
-        ):
-            losses.append(run.losses)
-            received.add(run.probes[0].modules)  # type: ignore[attr-defined]
-        new, heads, loss = torch.cat(losses), received.heads, None
+        (new, received), loss = text.run(model, readout, batch_size), None
         if clean is None:
             clean, scored = new, int((~new.isnan()).sum())
+            heads = [str(head) for of_module in received.heads.values() for head in of_module]
             secondary = received.positions_above(threshold, place)
         else:
             before, after = text.pairs(clean, new)
             scored = int((~before.isnan()).sum())
             loss = experiment.change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
         first = int(text.kept[0]) + received.front if text.kept[0] >= 0 else None
-        at_place = experiment.numbers(received.null() if isinstance(place, str) else received.at(place))
-        at_first = experiment.numbers([math.nan] * len(heads) if first is None else received.at(first))
+        at_place = received.null() if isinstance(place, str) else received.at(place)
+        at_first: list[float | None] = [None] * len(heads) if first is None else received.at(first)
         conditions[text.name] = Condition(text.name, first, at_place, at_first, received.strongest(top), loss, scored)
     shares = [-1.0 if share is None else share for share in conditions["as it is"].at_place]
     head, where = shares.index(max(shares)), place if isinstance(place, (int, str)) else list(place)
     return Location(
-        where, str(heads[head]), list(map(str, heads)), conditions, left_out, secondary, threshold, len(samples), readout.unit,
+        where, heads[head], heads, conditions, left_out, secondary, threshold, len(samples), readout.unit,
         _follows(conditions, head, place, threshold),
     )  # fmt: skip
 
@@ -136,15 +134,22 @@ def _follows(conditions: Mapping[str, Condition], head: int, place: Place, thres
 
 def rows(found: Location, heads: Mapping[str, Head]) -> Iterator[Row]:
     """Rows of the long table; ``heads`` by their names."""
-    own = [heads[head] for head in found.heads]
     for condition in found.conditions.values():
         common: Coordinates = {"probe": "causes_location", "count": found.texts, "intervention": f"sink: {condition.name}"}
-        yield from experiment.head_rows(AT_PLACE, own, condition.at_place, **common)
-        yield from experiment.head_rows(AT_FIRST_TOKEN, own, condition.at_first_token, **common)
-        for strong in condition.strongest:
-            at: Coordinates = {**common, "key_position": strong.position}
-            yield from experiment.head_rows(STRONG_POSITION, [heads[strong.head]], [strong.weight], **at)
-        yield from experiment.interval_rows(experiment.LOSS_CHANGE.of(found.unit), condition.loss, **common)
+        cells: list[tuple[Metric, str, float | None, Coordinates]] = [
+            (metric, name, share, {})
+            for metric, shares in ((AT_PLACE, condition.at_place), (AT_FIRST_TOKEN, condition.at_first_token))
+            for name, share in zip(found.heads, shares, strict=True)
+        ]
+        cells += [(STRONG_POSITION, one.head, one.weight, {"key_position": one.position}) for one in condition.strongest]
+        for metric, name, value, at in cells:
+            if value is not None:
+                head = heads[name]
+                where: Coordinates = {**common, **at, "module": head.module, "layer": head.layer, "head": head.head}
+                yield {**where, "metric": metric, "value": value}
+        of_loss = experiment.LOSS_CHANGE.of(found.unit)
+        for bound, end in ({} if condition.loss is None else condition.loss.to_dict()).items():
+            yield {**common, "metric": of_loss if bound == "mean" else of_loss.bound(bound), "value": end}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +160,14 @@ class _Text:
     samples: Samples
     kept: Tensor
     edits: experiment.Edits = experiment.no_edits
+
+    def run(self, model: nn.Module, readout: Readout, batch_size: int) -> tuple[Tensor, _Received]:
+        """Losses ``(samples, seq_len)``, and the attention that positions get."""
+        received = _Received(self.samples)
+        runs = experiment.runs(
+            model, self.samples, readout, self.edits, probes=lambda start, stop: [received], batch_size=batch_size
+        )
+        return torch.cat([run.losses for run in runs]), received
 
     def pairs(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """Losses ``(samples, n)`` of the targets that follow the same token in both."""
@@ -218,32 +231,23 @@ def _edited(samples: Samples, prefix: int, move_to: int, generator: torch.Genera
 # --- attention received -----------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Module:
-    """Of one attention module and batch, in float64: ``sums`` and ``counts`` of keys ``(batch, heads, kv_len)``."""
-
-    heads: list[Head]
-    sums: Tensor
-    counts: Tensor
-    positions: Tensor
-    null: Tensor
-    queries: int
-
-
 class _Received(Watcher):
-    """Shares of rows that each key of each sample gets, over the queries that see it and are not it."""
+    """Sums over all batches of the shares of rows that every position gets, over the queries that see it and are not it."""
 
     name, needs = "received", frozenset[str]()
 
-    def __init__(self) -> None:
-        self.modules: list[_Module] = []
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+        self.heads: dict[str, list[Head]] = {}
+        self._at: dict[str, Tensor] = {}  # sums and counts, (2, heads, positions)
+        self._null: dict[str, Tensor] = {}  # sums of the null mass, and queries, (2, heads)
+        self._width = 0
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         if call.site.kind != "self":
             return
-        shape = (len(call.queries), call.num_heads, call.kv_len)
-        sums, counts = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
-        null = torch.zeros(call.num_heads, dtype=torch.float64)
+        sums, counts = torch.zeros(2, len(call.queries), call.num_heads, call.kv_len, dtype=torch.float64)
+        null = torch.zeros(2, call.num_heads, dtype=torch.float64)
         for start, stop in call.blocks():
             scores = call.scores(start, stop)
             weights, mass = call.weights(start, stop, scores).double(), call.null_mass(start, stop, scores).double()
@@ -254,60 +258,44 @@ class _Received(Watcher):
             )
             seen = call.visible.block(start, stop, 0, call.kv_len) & (counted[..., None] & ~itself)[:, None]
             sums += (weights / whole[..., None]).masked_fill(~seen, 0.0).sum(2).cpu()
-            counts += seen.sum(2).expand(shape).cpu()
-            null += (mass / whole).masked_fill(~counted[:, None], 0.0).sum((0, 2)).cpu()
-        heads = experiment.heads_of(call.site, call.num_heads)
-        self.modules.append(_Module(heads, sums, counts, call.key_positions.cpu(), null, int(call.counted.sum())))
+            counts += seen.sum(2).expand(counts.shape).cpu()
+            null[0] += (mass / whole).masked_fill(~counted[:, None], 0.0).sum((0, 2)).cpu()
+        null[1] = call.counted.sum()
+        places = call.key_positions.cpu()
+        values = torch.stack((sums, counts)).masked_fill((places < 0)[:, None], 0.0)
+        at = values.new_zeros(2, call.num_heads, call.kv_len)
+        at.index_add_(2, places.clamp_min(0).flatten(), values.transpose(1, 2).flatten(2))
+        module = call.site.module
+        self._width = self._width or call.kv_len
+        self.heads[module] = [Head(call.site.layer, number, module) for number in range(call.num_heads)]
+        self._at[module], self._null[module] = at + self._at.get(module, 0), null + self._null.get(module, 0)
 
+    @property
+    def front(self) -> int:
+        """Learned tokens in front of the texts, which have positions and no ids."""
+        tokens = self.samples.inputs.get("input_ids")
+        return 0 if tokens is None else max(0, self._width - tokens.shape[1])
 
-class _Sums:
-    """Sums over all batches by position, ``(heads, positions)``.
+    def at(self, place: object) -> list[float | None]:
+        """Mean share on positions, by head; ``None`` where no query sees them."""
+        sums, counts = self._sums()
+        positions = [position for position in torch.as_tensor(place).flatten().tolist() if position < sums.shape[1]]
+        sums, counts = sums[:, positions].sum(1), counts[:, positions].sum(1)
+        return [float(of / count) if count else None for of, count in zip(sums, counts, strict=True)]
 
-    Attributes:
-        front: learned tokens in front of the texts, which have positions and no ids.
-    """
+    def null(self) -> list[float | None]:
+        """Mean null mass by head."""
+        return [float(of / count) for null in self._null.values() for of, count in null.T.numpy()]
 
-    def __init__(self, samples: Samples) -> None:
-        self.samples, tokens = samples, samples.inputs.get("input_ids")
-        self.ids = None if tokens is None else tokens.cpu()
-        self.heads: list[Head] = []
-        self.front = 0
-        self._at = [np.zeros((0, 0))] * 2
-        self._null, self._queries = np.zeros(0), np.zeros(0)
-        self._texts = 0
-
-    def add(self, modules: list[_Module]) -> None:
-        """Add one batch."""
-        self.heads = [head for module in modules for head in module.heads]
-        size = max(int(module.positions.max()) for module in modules) + 1
-        text_len = 0 if self.ids is None else self.ids.shape[1]
-        # Modules of an encoder-decoder may be about other tokens than these; they are then shorter or longer by much.
-        self.front = max(0, modules[0].sums.shape[2] - text_len) if text_len else 0
-        for kind in (0, 1):
-            at = []
-            for module in modules:
-                values = (module.sums, module.counts)[kind].masked_fill((module.positions < 0)[:, None], 0.0)
-                at.append(_scattered(values, module.positions.clamp_min(0), size))
-            self._at[kind] = _plus(self._at[kind], np.concatenate(at))
-        self._null = _plus(self._null, np.concatenate([module.null.numpy() for module in modules]))
-        queries = np.concatenate([np.full(len(module.heads), float(module.queries)) for module in modules])
-        self._queries = _plus(self._queries, queries)
-        self._texts += len(modules[0].sums)
-
-    def at(self, place: object) -> np.ndarray:
-        """Mean share on positions, ``(heads,)``; NaN where no query sees them."""
-        positions = [position for position in torch.as_tensor(place).flatten().tolist() if position < self._at[0].shape[1]]
-        sums, counts = (values[:, positions].sum(1) for values in self._at)
-        return np.asarray(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
-
-    def null(self) -> np.ndarray:
-        """Mean null mass, ``(heads,)``."""
-        return np.asarray(self._null / self._queries)
+    def _sums(self) -> np.ndarray:
+        """Sums and counts of all heads, ``(2, heads, positions)``."""
+        size = max(at.shape[2] for at in self._at.values())
+        return torch.cat([nn.functional.pad(at, (0, size - at.shape[2])) for at in self._at.values()], dim=1).numpy()
 
     def _means(self) -> np.ndarray:
         """Mean share by head and position, 0 for positions that fewer than an eighth of a text's queries see."""
-        sums, counts = self._at
-        enough = counts >= max(1, self._texts * sums.shape[1] / 8)
+        sums, counts = self._sums()
+        enough = counts >= max(1, len(self.samples) * sums.shape[1] / 8)
         return np.asarray(np.where(enough, sums / np.maximum(counts, 1), 0.0))
 
     def positions_above(self, threshold: float, place: Place) -> list[int]:
@@ -318,27 +306,17 @@ class _Sums:
     def strongest(self, top: int) -> list[Strong]:
         """Positions by the head that gives them most, in falling order."""
         ids, means = self.samples.ids_by_position(self.front), self._means()
-        best, found = means.max(0), []
+        best, heads = means.max(0), [str(head) for of_module in self.heads.values() for head in of_module]
+        found = []
         for position in np.argsort(-best, kind="stable")[:top].tolist():
             if best[position] > 0:
                 known = ids is not None and position < ids.shape[1]
-                token = experiment.most_frequent(ids[:, position]) if known and ids is not None else None
-                found.append(Strong(float(best[position]), str(self.heads[int(means[:, position].argmax())]), token, position))
+                token = _most_frequent(ids[:, position]) if known and ids is not None else None
+                found.append(Strong(float(best[position]), heads[int(means[:, position].argmax())], token, position))
         return found
 
 
-def _scattered(values: Tensor, places: Tensor, size: int) -> np.ndarray:
-    """Sums of ``(batch, heads, keys)`` by place of the key ``(batch, keys)``: ``(heads, size)``."""
-    sums = values.new_zeros(values.shape[1], size)
-    return np.asarray(sums.index_add_(1, places.flatten(), values.transpose(0, 1).flatten(1)).numpy())
-
-
-def _plus(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Sum of arrays that may have grown along their last axis; an empty one counts as 0."""
-    if not left.size:
-        return right
-    more = right.shape[-1] - left.shape[-1]
-    if more:
-        pads = [(0, 0)] * (left.ndim - 1)
-        left, right = np.pad(left, [*pads, (0, max(more, 0))]), np.pad(right, [*pads, (0, max(-more, 0))])
-    return np.asarray(left + right)
+def _most_frequent(ids: Tensor) -> int | None:
+    """The id that occurs most often in ``(n,)``, -1 not counted; ``None`` where there is no other."""
+    known = ids[ids >= 0]
+    return int(known.mode().values) if len(known) else None

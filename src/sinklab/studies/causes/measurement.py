@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -30,12 +30,13 @@ from sinklab.results.store import Store
 from sinklab.results.table import make_table
 from sinklab.sinks import Sinks, find_sinks
 from sinklab.sinks.value import SinkPlace
-from sinklab.studies.causes import entries, key_bias, location, massive
-from sinklab.studies.causes.effects import Edited, Effects, HeadGroup, joined, make_variants
+from sinklab.studies.causes import entries
+from sinklab.studies.causes.effects import Edited, Effects, HeadGroup, make_variants
 from sinklab.studies.causes.engine import multiplies_coarsely
-from sinklab.studies.causes.evidence import MANY, SILENCED, minimal_effect_of
-from sinklab.studies.causes.found import LABELS, Causes, MinimalEffect, Refused
+from sinklab.studies.causes.evidence import MANY, SHARE, SILENCED, minimal_effect_of
+from sinklab.studies.causes.found import LABELS, Causes, Location, MinimalEffect, Refused
 from sinklab.studies.causes.labels import asked_for, label_heads, mirrored, require_texts, texts_needed
+from sinklab.studies.causes.location import location, rows
 from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.resumable import Resumable, Task
 from sinklab.studies.causes.samples import Samples
@@ -72,7 +73,8 @@ def examine(
 
     With a budget, and of more than :data:`~sinklab.studies.causes.evidence.MANY` heads, in stages: a screen of all heads;
     groups, the heads of each layer that sink and those that do not; the experiments; then heads, those that sink first and
-    most informative first. Of both, in two rounds: :data:`FIRST`, then what is missing for a label that these allow.
+    most informative first. Of both :data:`FIRST`, then what is missing for a label that these allow, at once where these cost
+    an even share.
 
     Args:
         sinks: where the sinks are, if that is known; found on these texts otherwise.
@@ -93,8 +95,7 @@ def examine(
     with _named("`texts`, `heads`, `level`"):
         staged = request.budget is not None or len(heads) > MANY
         require_texts(samples, sinks, len(heads), level=level, many=staged)
-        count = len(groups) + (entries.most_groups(len(heads)) if request.together else 0)
-        require_texts(samples, sinks, max(count, 1), level=level, many=staged)
+        require_texts(samples, sinks, max(len(groups), 1), level=level, many=staged)
     budget = request.budget if isinstance(request.budget, float) else float("inf")
     variants = make_variants(model, sinks, samples, batch_size=size)
     few = samples.spread(_affordable(model, samples))
@@ -113,19 +114,18 @@ def examine(
     else:
         minimal = MinimalEffect(request.minimal_effect, "given", len(sinks.heads), None, {})
     least = minimal.value
-    sections, section_rows = dict[str, Any](), list[Row]()
     estimates: Screened | None = None
     if staged:
-        at_once = max(2, min(size, LOGITS // max(1, few.domains.shape[1] * _classes(model))))
         estimates = screen(
-            model, few, texts.readout, make_variants(model, sinks, few, batch_size=size), heads, batch_size=at_once,
-            progress=progress,
+            model, few, texts.readout, make_variants(model, sinks, few, batch_size=size), heads,
+            batch_size=_at_once(model, few, size, LOGITS), progress=progress,
         )  # fmt: skip
         rounds: dict[str, Any] = {"sinks": sinks, "level": level, "minimal_effect": least}
         groups.sort(key=lambda group: -max(map(estimates.worth, group.members)))
         each = [[group] for group in groups]
         of_groups = _in_rounds(measured, "groups", each, groups, began + budget / 2, **rounds) if groups else None
-        sections, section_rows = _experiments(model, texts, sinks, request, least, progress)
+        measured.forget()
+        located, located_rows = _located(model, texts, sinks, request, progress)
         worth = {kind: sum(map(estimates.worth, kind.members)) / len(kind.members) for kind in kinds}
         kinds.sort(key=lambda kind: (kind.called.endswith(entries.OTHERS), -worth[kind]))
         effects = _in_rounds(measured, "heads", [kind.members for kind in kinds], heads, began + budget, **rounds)
@@ -133,21 +133,18 @@ def examine(
         effects = measured.of_heads(heads)
         of_groups = None
     labels = label_heads(effects, sinks, level=level, minimal_effect=least, many=staged)
-    listed = entries.examined_heads(model, samples, labels, sinks, effects, estimates, batch_size=size)
-    rows = [*entries.effect_rows(effects), *entries.head_rows(listed), *entries.estimate_rows(listed, effects.unit)]
-    more = entries.groups_of_labels(labels, groups) if request.together else []
-    new = more if staged else [*groups, *more]
-    if new:
-        own = measured.measured("groups of labels", [([group], measured.names) for group in new], new)
-        of_groups = own if of_groups is None else joined(of_groups, own)
+    listed = entries.examined_heads(model, samples, labels, sinks, estimates, batch_size=size)
+    table_rows = [*entries.effect_rows(effects), *entries.head_rows(listed), *entries.estimate_rows(listed, effects.unit)]
+    if groups and not staged:
+        of_groups = measured.measured("groups", [([group], measured.names) for group in groups], groups)
     together = []
     if of_groups is not None:
         judged = label_heads(of_groups, sinks, level=level, minimal_effect=least, many=staged)
         together = entries.examined_groups(judged, of_groups, listed, effects)
-        rows += entries.group_rows(of_groups)
+        table_rows += entries.group_rows(of_groups)
     clean_loss = dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True))
     if not staged:
-        sections, section_rows = _experiments(model, texts, sinks, request, least, progress)
+        located, located_rows = _located(model, texts, sinks, request, progress)
     found = Causes(
         heads=listed, groups=together, counts={name: Counter(head.label for head in listed)[name] for name in LABELS},
         sink=entries.found_sink(sinks), of_a_key=entries.of_a_key(model, sinks, request.threshold), texts=len(samples),
@@ -155,9 +152,9 @@ def examine(
         loss_of=loss_kind(model), unit=effects.unit, clean_loss=clean_loss, level=level, minimal_effect=least,
         minimal_effect_from=minimal, budget=request.budget if isinstance(request.budget, float) else None,
         screened=entries.screen_check(estimates, effects), variants=effects.variants,
-        notes=_notes(model, samples, clean_loss if effects.unit == "nats" else {}), **sections,
+        notes=_notes(model, samples, clean_loss if effects.unit == "nats" else {}), location=located,
     )  # fmt: skip
-    return Examined(found, [*rows, *section_rows], effects.record)
+    return Examined(found, [*table_rows, *located_rows], effects.record)
 
 
 def _costs(
@@ -174,21 +171,25 @@ def _costs(
     each = (0.3 if coarse else 0.5) * seconds
     if staged:
         costs |= {"screen": 8 * few * seconds, "groups": min(each * len(FIRST) * groups, budget / 2)}
-    costs |= {"experiments": 20 * few * seconds} if request.experiments else {}
+    costs |= {"experiments": 7 * few * seconds} if request.experiments else {}
     left = max(budget - sum(costs.values()), seconds)
     if not staged:
         return costs | {"effects": min(each * edits * heads, left)}
     return costs | {"heads": min(each * len(FIRST) * heads, left), "heads again": 0.1 * each * heads}
 
 
-LOGITS = 2**24
-"""Logits that the screen holds at once, of which there are some five copies."""
+LOGITS = 2**23
+"""Logits that the screen holds at once, of which there are some five copies beside what all layers keep for its gradients."""
+READ = 2**26
+"""Logits of a batch that is only read."""
 
 
-def _classes(model: nn.Module) -> int:
-    """Width of the model's logits, as far as it is known."""
+def _at_once(model: nn.Module, samples: Samples, most: int, logits: int) -> int:
+    """Texts of a batch that has so many logits, as far as their number is known: two or more, and at most what is asked for."""
     projection = getattr(model, "get_output_embeddings", lambda: None)()
-    return int(projection.weight.shape[0]) if projection is not None and hasattr(projection, "weight") else 1
+    weight = getattr(projection, "weight", None)
+    classes = 1 if weight is None else len(weight)
+    return max(2, min(most, logits // max(1, samples.domains.shape[1] * classes)))
 
 
 def _affordable(model: nn.Module, samples: Samples) -> int:
@@ -208,24 +209,34 @@ def _in_rounds(
     level: float,
     minimal_effect: float,
 ) -> Effects[Edited]:
-    """Effects of :data:`FIRST` on heads or groups, a few of one module at a time; then of what these ask for."""
+    """Effects of :data:`FIRST` on heads or groups, a few of one module at a time; then of what these ask for.
+
+    Where a first edit costs an even share or more, what it asks for comes before the first edits of others, since the time may
+    end among these.
+    """
     first = [name for name in FIRST if name in measured.names] or [measured.names[0]]
-    effects = measured.measured(stage, [(kind, first) for kind in kinds], everything, deadline)
-    while True:
-        wanted = asked_for(effects, sinks, level=level, minimal_effect=minimal_effect)
-        asked = {one: tuple(names) for one, names in zip(everything, wanted, strict=True) if names}
+
+    def asked(found: Effects[Edited], kinds: Sequence[Sequence[Edited]], least: float) -> list[Task[Edited]]:
+        """What is missing for labels of those whose first edits cost at least so much, dearest first."""
+        means = np.abs(np.nan_to_num(found.loss[[found.variants.index(name) for name in first]]).mean(2))
+        cost = dict(zip(everything, means.max((0, 2)).tolist(), strict=True))
+        wanted = dict(zip(everything, asked_for(found, sinks, level=level, minimal_effect=minimal_effect), strict=True))
         tasks: list[Task[Edited]] = []
         for kind in kinds:
-            for names in dict.fromkeys(asked[one] for one in kind if one in asked):
-                tasks.append(([one for one in kind if asked.get(one) == names], names))
-        if not tasks or time.monotonic() > deadline:
-            return effects
-        # Where a first edit costs most, most is known of nothing: these come first, since the time may end among them.
-        rows = [effects.variants.index(name) for name in first]
-        means = np.abs(np.nan_to_num(effects.loss[rows]).mean(2)).max((0, 2))
-        size = dict(zip(everything, means.tolist(), strict=True))
-        tasks.sort(key=lambda task: -max(size[one] for one in task[0]))
+            together: dict[tuple[str, ...], list[Edited]] = {}
+            for one in kind:
+                if wanted[one] and cost[one] >= least:
+                    together.setdefault(tuple(wanted[one]), []).append(one)
+            tasks += [(members, names) for names, members in together.items()]
+        return sorted(tasks, key=lambda task: -max(cost[one] for one in task[0]))
+
+    effects = measured.measured(
+        stage, [(kind, first) for kind in kinds], everything, deadline,
+        then=lambda found, edited: asked(found, [edited], minimal_effect / SHARE),
+    )  # fmt: skip
+    while (tasks := asked(effects, kinds, 0.0)) and time.monotonic() <= deadline:
         effects = measured.measured(f"{stage} again", tasks, everything, deadline, effects)
+    return effects
 
 
 FIRST = ("redirect", "hide")
@@ -233,36 +244,24 @@ FIRST = ("redirect", "hide")
 and a hidden sink has no value either. Where one does, it is known which of them would make a label."""
 
 
-def _experiments(
-    model: nn.Module, texts: Texts, sinks: Sinks, request: Request, minimal_effect: float, progress: Progress
-) -> tuple[dict[str, Any], list[Row]]:
-    """Experiments on the sink as a whole: by name what each found, ``None`` where they are not asked for; and their rows."""
-    samples, size = texts.samples.spread(_affordable(model, texts.samples)), request.batch_size
-    own: dict[str, Any] = {"readout": texts.readout, "batch_size": size, "seed": request.seed}
-    runs: dict[str, tuple[Callable[[], Any], Callable[..., Iterator[Row]]]] = {
-        "location": (
-            lambda: location.location(model, samples, sinks, threshold=request.threshold, **own), location.rows
-        ),
-        "key_bias": (
-            lambda: key_bias.key_bias(
-                model, samples, sinks, minimal_effect=minimal_effect, threshold=request.threshold, **own
-            ), key_bias.rows
-        ),
-        "massive": (lambda: massive.massive_activations(model, samples, sinks, **own), massive.rows),
-    }  # fmt: skip
-    sections: dict[str, Any] = dict.fromkeys(runs)
-    rows: list[Row] = []
-    named = {str(head): head for head in sinks.heads}
-    for done, (name, (run, rows_of)) in enumerate(runs.items() if request.experiments else ()):
-        progress("experiments", done, len(runs))
-        try:
-            sections[name] = run()
-        except (ConfigurationError, InputError, MeasurementError, UnsupportedModelError) as error:
-            sections[name] = Refused(str(error))
-        else:
-            rows += rows_of(sections[name], named)
-        progress("experiments", done + 1, len(runs))
-    return sections, rows
+def _located(
+    model: nn.Module, texts: Texts, sinks: Sinks, request: Request, progress: Progress
+) -> tuple[Location | Refused | None, list[Row]]:
+    """Where the sink goes when it is hidden or its token moved, ``None`` where it is not asked for; and its rows."""
+    if not request.experiments:
+        return None, []
+    progress("experiments", 0, 1)
+    samples = texts.samples.spread(_affordable(model, texts.samples))
+    try:
+        found = location(
+            model, samples, sinks, readout=texts.readout, threshold=request.threshold,
+            batch_size=_at_once(model, samples, request.batch_size, READ), seed=request.seed,
+        )  # fmt: skip
+    except (ConfigurationError, InputError, MeasurementError, UnsupportedModelError) as error:
+        return Refused(str(error)), []
+    finally:
+        progress("experiments", 1, 1)
+    return found, list(rows(found, {str(head): head for head in sinks.heads}))
 
 
 def _on_device(texts: Texts, device: torch.device) -> Texts:

@@ -1,4 +1,4 @@
-"""What is read off a model's outputs: a loss at every position, and how far outputs are from those of the unedited model."""
+"""What is read off a model's outputs: a loss at every position."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SOME = 64
 @dataclasses.dataclass(frozen=True, eq=False)
 class LogitMap:
     """The linear map from hidden states to logits: weight ``(vocab_size, hidden_size)``, bias ``(vocab_size,)`` or ``None``;
-    ``coarse`` is the weight in bfloat16, where changes are multiplied in it."""
+    and whether changes are multiplied in bfloat16."""
 
     weight: Tensor
     bias: Tensor | None = None
-    coarse: Tensor | None = None
+    coarse: bool = False
 
     def tiles(self, hidden: Tensor, center: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, logits less the centre ``(rows, columns)``, and piece of the weight, tile by tile, of hidden ``(n, width)``."""
@@ -62,26 +62,16 @@ class LogitMap:
 
     def log_sum_exp_changes(self, hidden: Tensor, center: Tensor, log_sum_exp: Tensor, moved: Tensor) -> Tensor:
         """Changes ``(edits, n)`` of the log-sum-exp of hidden ``(n, width)`` moved by ``(edits, n, width)``: of the logits
-        unedited, and the products of the changes and the coarse weight."""
-        assert self.coarse is not None
-        rounded = moved.to(self.coarse.dtype)
+        unedited, and the products in bfloat16 of the changes and the weight."""
+        rounded = moved.to(torch.bfloat16)
         total = hidden.new_zeros(1 + len(moved), len(hidden))
-        start = 0
         for rows, logits, weight in self.tiles(hidden, center):
             logits -= log_sum_exp[rows, None]
-            columns = self.coarse[start : start + len(weight)]
+            columns = weight.to(torch.bfloat16)  # every time: of all at once it would be half a model of a large vocabulary
             total[0, rows] += logits.exp().sum(-1)
             for edit, change in enumerate(rounded, 1):
                 total[edit, rows] += (logits + nn.functional.linear(change[rows], columns)).exp_().sum(-1)
-            start += len(weight) if rows.stop >= len(hidden) else 0
         return (total[1:] / total[0]).log()
-
-    def mean_rows(self, hidden: Tensor, center: Tensor, log_sum_exp: Tensor) -> Tensor:
-        """Mean row of the weight under the distribution of each hidden state, ``(n, width)``."""
-        result = torch.zeros_like(hidden)
-        for rows, logits, weight in self.tiles(hidden, center):
-            result[rows] += nn.functional.linear(logits.sub_(log_sum_exp[rows, None]).exp_(), weight.T)
-        return result
 
 
 class TokenChanges:
@@ -108,27 +98,24 @@ class TokenChanges:
             self._center = logits.log_sum_exp(some, self._center).mean()
         self._log_sum_exp = logits.log_sum_exp(self._hidden, self._center)
         self._target_rows = logits.weight[chosen].to(self._hidden.dtype)
-        self._mean_rows = logits.mean_rows(self._hidden, self._center, self._log_sum_exp)
         own = torch.linalg.vecdot(self._hidden, self._target_rows) - self._center
         if logits.bias is not None:
             own = own + logits.bias[chosen].to(own.dtype)
         self.clean_loss = self._spread((self._log_sum_exp - own)[None])[0]
 
-    def changes(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Change of the loss, and the divergence, both ``(edits, samples, seq_len)``.
+    def changes(self, hidden: Tensor) -> Tensor:
+        """Change of the loss, ``(edits, samples, seq_len)``.
 
         Args:
             hidden: ``(edits * samples, seq_len, width)``, one edit after the other.
         """
         edited = self._rows(hidden)
         moved = edited - self._hidden
-        if self._logits.coarse is not None:
+        if self._logits.coarse:
             change = self._logits.log_sum_exp_changes(self._hidden, self._center, self._log_sum_exp, moved)
-        if self._logits.coarse is None or not bool((change.abs() < FAR).all()):
+        if not self._logits.coarse or not bool((change.abs() < FAR).all()):
             change = torch.stack([self._logits.log_sum_exp(states, self._center) for states in edited]) - self._log_sum_exp
-        loss = change - torch.linalg.vecdot(moved, self._target_rows)
-        divergence = change - torch.linalg.vecdot(moved, self._mean_rows)
-        return self._spread(loss), self._spread(divergence)
+        return self._spread(change - torch.linalg.vecdot(moved, self._target_rows))
 
     def _rows(self, hidden: Tensor) -> Tensor:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -147,8 +134,8 @@ class Changes(Protocol):
     def clean_loss(self) -> Tensor:
         """Loss of the unedited model, ``(samples, seq_len)``."""
 
-    def changes(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Change of the loss, and the divergence, both ``(edits, samples, seq_len)``.
+    def changes(self, outputs: Tensor) -> Tensor:
+        """Change of the loss, ``(edits, samples, seq_len)``.
 
         Args:
             outputs: of the edits one after the other, ``(edits * samples, …)``.
@@ -156,10 +143,10 @@ class Changes(Protocol):
 
 
 class Readout(abc.ABC):
-    """What is read off a model's outputs. Losses and divergences are float32 or wider ``(samples, seq_len)``."""
+    """What is read off a model's outputs. Losses are float32 or wider ``(samples, seq_len)``."""
 
     unit: ClassVar[str] = "nats"
-    """Of both numbers."""
+    """Of the loss."""
 
     @abc.abstractmethod
     def outputs(self, outputs: object, samples: Samples) -> Tensor:
@@ -173,21 +160,18 @@ class Readout(abc.ABC):
     def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
         """Loss at every position; anything where no domain is given."""
 
-    @abc.abstractmethod
-    def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
-        """Distance of outputs from those of the unedited model at every position, 0 only if they are equal."""
-
     def drawn(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        """A score ``(samples, seq_len)`` whose gradient, along a small change, has half its mean square as the divergence.
+        """A score ``(samples, seq_len)`` whose gradient, along a small change, has half its mean square as the distance that
+        the change makes: KL(unedited ‖ changed), or the mean squared difference.
 
         By default the log-likelihood of a class that is drawn from the outputs, which are logits (Fisher's information).
         """
         logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1)
-        noise = torch.rand(logits.shape, generator=generator).clamp_min(1e-20).log().neg().log().neg().to(logits)
+        noise = torch.rand(logits.shape, generator=generator).clamp_min_(1e-20).log_().neg_().log_().neg_().to(logits)
         return logits.gather(-1, (logits.detach() + noise).argmax(-1, keepdim=True))[..., 0]
 
     def compare(self, clean: Tensor, samples: Samples) -> Changes:
-        """Changes relative to the outputs of the unedited model, as :meth:`loss` and :meth:`divergence` say."""
+        """Changes relative to the outputs of the unedited model, as :meth:`loss` says."""
         return _Plain(self, clean, samples)
 
     def compare_hidden(self, hidden: Tensor, logits: LogitMap, samples: Samples) -> Changes | None:
@@ -200,17 +184,16 @@ class _Plain:
     """The definition of :class:`Changes`."""
 
     def __init__(self, readout: Readout, clean: Tensor, samples: Samples) -> None:
-        self._readout, self._clean, self._samples = readout, clean, samples
+        self._readout, self._samples = readout, samples
         self.clean_loss = readout.loss(clean, samples)
 
-    def changes(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        edits = outputs.split(len(self._clean))
-        loss = torch.stack([self._readout.loss(logits, self._samples) - self.clean_loss for logits in edits])
-        return loss, torch.stack([self._readout.divergence(logits, self._clean) for logits in edits])
+    def changes(self, outputs: Tensor) -> Tensor:
+        edits = outputs.split(len(self._samples))
+        return torch.stack([self._readout.loss(logits, self._samples) for logits in edits]) - self.clean_loss
 
 
 class _Tokens(Readout):
-    """Cross-entropy of one token a position, and the Kullback–Leibler divergence KL(clean ‖ edited), in nats."""
+    """Cross-entropy of one token a position, in nats."""
 
     @abc.abstractmethod
     def targets(self, samples: Samples) -> Tensor:
@@ -225,15 +208,12 @@ class _Tokens(Readout):
         targets = self.targets(samples).to(outputs.device).masked_fill(samples.domains.to(outputs.device) < 0, 0)
         return cross_entropies(outputs, targets)
 
-    def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
-        return _kullback_leibler(clean, outputs)
-
     def compare_hidden(self, hidden: Tensor, logits: LogitMap, samples: Samples) -> Changes | None:
         return TokenChanges(logits, hidden, self.targets(samples), samples.domains >= 0)
 
 
 class NextToken(_Tokens):
-    """Cross-entropy of the next token, and KL(clean ‖ edited), in nats.
+    """Cross-entropy of the next token, in nats.
 
     Outputs are ``logits`` ``(samples, seq_len, vocab_size)``, targets the tokens ``(samples, seq_len)`` themselves.
     """
@@ -243,7 +223,7 @@ class NextToken(_Tokens):
 
 
 class MaskedToken(_Tokens):
-    """Cross-entropy of the token at the very position, for models that fill gaps; and KL(clean ‖ edited), in nats.
+    """Cross-entropy of the token at the very position, for models that fill gaps, in nats.
 
     Outputs are ``logits`` ``(samples, seq_len, vocab_size)``, targets the original tokens ``(samples, seq_len)``; positions
     that are not masked have no domain (:func:`~sinklab.studies.causes.samples.masked_samples`).
@@ -254,7 +234,7 @@ class MaskedToken(_Tokens):
 
 
 class ClassLogits(Readout):
-    """Cross-entropy of one class a sample, and KL(clean ‖ edited), in nats; losses are ``(samples, 1)``.
+    """Cross-entropy of one class a sample, in nats; losses are ``(samples, 1)``.
 
     Outputs are ``logits`` ``(samples, classes)``, targets the classes, int64 ``(samples,)``.
     """
@@ -268,9 +248,6 @@ class ClassLogits(Readout):
     def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
         targets = _given(self, samples, "a class a sample").to(outputs.device).reshape(-1, 1)
         return cross_entropies(outputs[:, None], targets)
-
-    def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
-        return _kullback_leibler(clean, outputs)[:, None]
 
     def drawn(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         return super().drawn(outputs, generator)[:, None]
@@ -293,9 +270,6 @@ class OutputDivergence(Readout):
         reference = _given(self, samples, "reference logits (OutputDivergence().referred(model, samples) makes them)")
         return _kullback_leibler(reference.to(outputs.device).reshape(outputs.shape), outputs)
 
-    def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
-        return _kullback_leibler(clean, outputs)
-
     @torch.no_grad()
     def referred(self, model: nn.Module, samples: Samples, *, batch_size: int = 16) -> Samples:
         """The samples with the outputs of the unedited model as their targets."""
@@ -307,7 +281,7 @@ class OutputDivergence(Readout):
 
 
 class SquaredError(Readout):
-    """Mean squared error of vectors ``(samples, seq_len, width)``, and the mean squared distance from the unedited ones."""
+    """Mean squared error of vectors ``(samples, seq_len, width)``."""
 
     unit = "squared units"
 
@@ -318,9 +292,6 @@ class SquaredError(Readout):
 
     def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
         return (outputs - _given(self, samples, "vectors").to(outputs)).square().mean(-1)
-
-    def divergence(self, outputs: Tensor, clean: Tensor) -> Tensor:
-        return (outputs - clean).square().mean(-1)
 
     def drawn(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         noise = torch.randn(outputs.shape, generator=generator).to(outputs)

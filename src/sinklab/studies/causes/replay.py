@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from sinklab.attention import seam
 from sinklab.attention.anatomy import Anatomy
@@ -56,12 +58,13 @@ class Recording:
     linears: dict[nn.Linear, tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
     _repeated: dict[tuple[str, int], object] = dataclasses.field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
-        """Bytes of the calls that are kept, and of what layers gave back."""
+        """Bytes of the calls that are kept, and of what layers and linear maps gave back."""
         kept = [getattr(call, field.name) for call in self.calls.values() for field in dataclasses.fields(call)]
-        kept += [list(self.course.layers.values()), list(self.linears.values())]
-        return sum(tensor.numel() * tensor.element_size() for tensor in _tensors_of(kept))
+        kept += [list(self.course.layers.values()), list(self.course.given.values()), list(self.linears.values())]
+        storages = [tensor.untyped_storage() for tensor in _tensors_of(kept)]  # several maps may have one input
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def forget_repeats(self) -> None:
         """Drop the copies that :meth:`before` has made."""
@@ -164,32 +167,20 @@ class _Calls(Watcher):
             self.left.append(name)
 
 
-def _tensors_of(value: object) -> Iterator[Tensor]:
+def _tensors_of(value: object) -> list[Tensor]:
     """All tensors inside a value."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors_of(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors_of(item)
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _stacked(value: object, samples: int, edits: int) -> object:
     """A value with all its tensors repeated along the samples; those with one row for all samples stay as they are."""
-    if isinstance(value, Tensor):
-        shared = value.ndim == 0 or (value.shape[0] == 1 and samples > 1)
-        return value if shared or edits == 1 else value.repeat(edits, *(1 for _ in value.shape[1:]))
-    if isinstance(value, Mapping):
-        items = {key: _stacked(item, samples, edits) for key, item in value.items()}
-        return items if type(value) is dict else type(value)(**items)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        make: Callable[..., object] = type(value)
-        return make(*(_stacked(item, samples, edits) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)([_stacked(item, samples, edits) for item in value])
-    return value
+
+    def repeated(leaf: object) -> object:
+        if not isinstance(leaf, Tensor) or leaf.ndim == 0 or (leaf.shape[0] == 1 and samples > 1) or edits == 1:
+            return leaf
+        return leaf.repeat(edits, *(1 for _ in leaf.shape[1:]))
+
+    return pytree.tree_map(repeated, value)
 
 
 class Replay:
@@ -221,7 +212,7 @@ class Replay:
         if self.logits is None:
             return None
         bias = None if self.logits.bias is None else self.logits.bias.detach()
-        return LogitMap(held(self.logits, "weight"), bias, self._weight(self.logits) if self.coarse else None)
+        return LogitMap(held(self.logits, "weight"), bias, self.coarse)
 
     def _weight(self, linear: nn.Linear) -> Tensor:
         """Of a linear map, in bfloat16; made once."""
@@ -305,7 +296,7 @@ class Replay:
         call, outputs = recording.calls[name], recording.course.given[name]
         assert call.head_outputs is not None
         heads, width = call.head_outputs.shape[2:]
-        output = next(_tensors_of(outputs), None)  # a model's own output class has no first member
+        output = next(iter(_tensors_of(outputs)), None)  # a model's own output class has no first member
         if output is None or not isinstance(outputs, (Tensor, tuple)) or output.shape[:2] != call.head_outputs.shape[:2]:
             return None
         weight = self.anatomy.projection_weight(run_of(name)[0], heads * width)
@@ -396,7 +387,7 @@ def _projected(recording: Recording, name: str, weight: Tensor, edits: Sequence[
     """What a run of a module gives back, first tensor, with the projected changes of its heads."""
     call = recording.calls[name]
     assert call.head_outputs is not None
-    output = next(_tensors_of(recording.course.given[name]))
+    output = _tensors_of(recording.course.given[name])[0]
     projected = output.new_empty(len(edits), *output.shape)
     for target, (heads, outputs) in zip(projected, edits, strict=True):
         chosen = list(heads)

@@ -113,7 +113,6 @@ class Request(Options):
     """
 
     heads: str | Sequence[tuple[int, int] | Sequence[tuple[int, int]]] | None = "all"
-    together: bool = False
     sink: int | str = "auto"
     budget: str | float | None = None
     level: float = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,10 @@ class Resumable:
         """The edits."""
         return [variant.name for variant in self.variants]
 
+    def forget(self) -> None:
+        """Free the memory of what the unedited model gave, which is run again when it is needed."""
+        self._engine.forget()
+
     def of_heads(self, heads: Sequence[Head]) -> Effects:
         """Effects of all variants on some heads, a few at a time."""
         modules = list(dict.fromkeys(head.module for head in heads))
@@ -83,6 +87,7 @@ class Resumable:
         everything: Sequence[Edited],
         deadline: float | None = None,
         found: Effects[Edited] | None = None,
+        then: Callable[[Effects[Edited], Sequence[Edited]], Sequence[Task[Edited]]] = lambda found, edited: (),
     ) -> Effects[Edited]:
         """Effects of the tasks that are begun before the deadline, the first always; NaN where nothing was measured.
 
@@ -91,44 +96,44 @@ class Resumable:
             everything: heads or groups in the order of the result.
             deadline: an earlier one.
             found: effects that these are written into.
+            then: from all effects so far, and what was edited last, the tasks that come before those that are left.
         """
         samples, names = self.texts.samples, self.names
         shape = (len(names), len(everything), len(samples), len(samples.domain_names))
         found = found or Effects(
-            names, list(everything), samples.domain_names, np.full(shape, np.nan), np.full(shape, np.nan),
-            np.full(shape[2:], np.nan), self.texts.readout.unit,
+            names, list(everything), samples.domain_names, np.full(shape, np.nan), np.full(shape[2:], np.nan),
+            self.texts.readout.unit,
         )  # fmt: skip
         place = {one: index for index, one in enumerate(everything)}
-        sizes = [len(edited) * len(chosen) for edited, chosen in tasks]
-        began, deadline = time.monotonic(), self.deadline if deadline is None else deadline
+        waiting, done, began = list(tasks), 0, time.monotonic()
+        deadline = self.deadline if deadline is None else deadline
 
-        def progress(done: float) -> None:
+        def progress(share: float) -> None:
             spent = (time.monotonic() - began) / max(deadline - began, 1.0)
-            self.progress(stage, min(999, round(1000 * max(done / sum(sizes), spent))), 1000)
+            size, left = _size(task), sum(map(_size, waiting))
+            self.progress(stage, min(999, round(1000 * max((done + share * size) / (done + size + left), spent))), 1000)
 
-        for number, (edited, chosen) in enumerate(tasks):
-            before = sum(sizes[:number])
-            progress(before)
+        while waiting:
+            task = edited, chosen = waiting.pop(0)
+            progress(0)
             settings = {**self._settings, "variants": list(chosen), "edited": [_spelled(one) for one in edited]}
             stored = self.store.get("effects", settings, __version__)
             if stored is None:
-                if number and time.monotonic() > deadline:
+                if done and time.monotonic() > deadline:
                     continue  # what is stored of later ones is taken all the same
-
-                def within(_: str, step: int, total: int, before: int = before, size: int = sizes[number]) -> None:
-                    progress(before + size * step / max(1, total))
-
-                effects = self._engine.measure(edited, chosen, progress=within)
-                arrays = {"loss": effects.loss, "divergence": effects.divergence, "clean_loss": effects.clean_loss}
+                effects = self._engine.measure(edited, chosen, progress=lambda _, step, of: progress(step / max(1, of)))
+                arrays = {"loss": effects.loss, "clean_loss": effects.clean_loss}
                 self.store.put("effects", settings, __version__, effects.record, arrays)
                 record = effects.record
             else:
                 arrays, record = stored.arrays, stored.record
+            done += _size(task)
             where = np.ix_([names.index(name) for name in chosen], [place[one] for one in edited])
             rows = np.ix_([names.index(name) for name in chosen], range(len(edited)))
-            found.loss[where], found.divergence[where] = arrays["loss"][rows], arrays["divergence"][rows]
+            found.loss[where] = arrays["loss"][rows]
             found.clean_loss[:] = arrays["clean_loss"]
             found.record.update(record)
+            waiting[:0] = then(found, edited)
         if tasks:
             self.progress(stage, 1000, 1000)
         return found
@@ -148,6 +153,10 @@ class Resumable:
             "readout": type(self.texts.readout).__qualname__,
             "samples": _digest(samples, *targets),
         }
+
+
+def _size(task: Task[Edited]) -> int:
+    return len(task[0]) * len(task[1])
 
 
 def _spelled(one: Head | HeadGroup) -> str:

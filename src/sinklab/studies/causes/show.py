@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from sinklab.results.blocks import Block, Cell, Curves, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
-from sinklab.results.intervals import Interval
+from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
 from sinklab.studies.causes.found import (
     Causes,
     ExaminedGroup,
     ExaminedHead,
-    KeyBias,
     Labelled,
     Location,
-    Massive,
     Refused,
 )  # fmt: skip
 
@@ -28,7 +24,7 @@ LABELS: dict[str, tuple[str, str]] = {
     "unneeded": ("U", "neither silencing it nor removing its sink costs loss"),
     "switch": ("W", "text-dependent on some domains, at rest on the others"),
     "active": ("A", "silencing it costs loss; whether a constant would do is not shown"),
-    "needs-sink": ("N", "hiding its sink costs loss; what the head does beside is not shown"),
+    "needs-sink": ("N", "hiding its sink costs loss; what it needs of it, and does beside, is not shown"),
     "slight": ("S", "neither silence nor a hidden sink costs an even share of what attention is worth; below that it is open"),
     "mixed": ("X", "its labels differ by domain in another way"),
     "undecided": ("·", "none of these is shown at the error rate asked for"),
@@ -44,8 +40,10 @@ CONTRASTS = {**EDITS, "hide - zero_value": "share on other keys, less on none"}
 """Contrasts of the table with intervals; summary.json has all, with p-values."""
 SHOWN = 40
 """Heads in a table and a figure; of a larger model the ones of which most is decided, then those whose edits cost most."""
-OPEN = {"slight": 1, "undecided": 2}
+OPEN = ("slight", "undecided")
 """Labels that say little, or nothing."""
+PART = (*OPEN, "active", "needs-sink")
+"""Those that say no more than a part."""
 STRONG = 10
 """Rows of lists that may be long."""
 
@@ -62,7 +60,7 @@ def show(found: Causes) -> Iterator[Block]:
         [(label, letter, found.counts[label], words) for label, (letter, words) in LABELS.items() if found.counts.get(label)],
     )
     run = [head for head in found.heads if head.label != "not-run"]
-    order = sorted(run, key=lambda head: (OPEN.get(head.label, 0), -_size(head)))
+    order = sorted(run, key=lambda head: (head.label in OPEN, -_size(head)))
     if len(run) <= SHOWN:
         order.sort(key=lambda head: (head.layer, head.head))
     for domain in found.domains:
@@ -76,16 +74,19 @@ def show(found: Causes) -> Iterator[Block]:
         yield Grid(["undecided", "on", "nearest", "not shown", "texts that would decide"], reasons, text=4, limit=STRONG)
     yield from _screen(found)
     yield from (Say(note, small=True) for note in found.notes)
-    for name, (title, blocks) in EXPERIMENTS.items():
-        if (experiment := getattr(found, name)) is not None:
-            yield Heading(title, 3)
-            refused = isinstance(experiment, Refused)
-            yield from [Say(f"Not measured: {experiment.refused}", small=True)] if refused else blocks(experiment)
+    if found.location is not None:
+        yield Heading("Where the sink goes", 3)
+        if isinstance(found.location, Refused):
+            yield Say(f"Not measured: {found.location.refused}", small=True)
+        else:
+            yield from _location(found.location)
 
 
 def _facts(found: Causes) -> Iterator[Sequence[str]]:
     if needing := [_name(head) for head in found.heads if "yes" in head.needs_sink.values()]:
         yield "need it", f"{names(needing)}: their share of the sink costs more on other keys than on none"
+    if known := sorted(_known(found), reverse=True):
+        yield "known", "; ".join(words for _, words in known[:3]) + f" {found.unit}; what more they do is not decided"
     for domain, count in found.mirrored.items():
         if count:
             dependent = sum(head.domains[domain] == "text-dependent" for head in found.heads)
@@ -110,6 +111,19 @@ def _facts(found: Causes) -> Iterator[Sequence[str]]:
     if found.counts.get("slight"):
         yield "slight is", f"below {20 * minimal.value:g} {found.unit}, an even share, shown of silence and of a hidden sink"
     yield "errors", f"at most {100 * found.level:g} % of the labels are expected to be false (Benjamini and Hochberg 1995)"
+
+
+def _known(found: Causes) -> Iterator[tuple[float, str]]:
+    """Edits that cost more than an even share of heads that have no whole label: the cost, and the words."""
+    for head in found.heads:
+        costs = {
+            name: max(effects.values(), key=lambda effect: effect.low)
+            for name in EDITS
+            if head.label in PART and (effects := head.effects.get(name))
+        }
+        dearest = max(costs, key=lambda name: costs[name].low, default="")
+        if dearest and costs[dearest].low > 20 * found.minimal_effect:
+            yield costs[dearest].mean, f"{_name(head)} with {EDITS[dearest]} {interval(costs[dearest], 2)}"
 
 
 def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterator[Block]:
@@ -200,59 +214,6 @@ def _location(found: Location) -> Iterator[Block]:
     headings = ["texts", f"head {found.head} on {place}", "on the first token", "strongest of any head", f"loss, {found.unit}"]
     yield Grid(headings, rows)
     yield from (Say(f"Left out: {name}, because {why}.", small=True) for name, why in found.left_out.items())
-
-
-def _key_bias(found: KeyBias) -> Iterator[Block]:
-    edits = {"zero_value": "the sink's values at 0", "constant_score": "its score made constant"}
-    suffixes = {
-        "": "", " control": ", of a random other key", " beyond control": ", the difference",
-        " of sink heads": f", in {names(found.sink_heads)} alone",
-    }  # fmt: skip
-    losses = {edit + suffix: edits[edit] + words for edit in edits for suffix, words in suffixes.items()}
-    rows = [
-        [words, interval(found.losses[name]), _verdict(found.losses[name], found.minimal_effect)]
-        for name, words in losses.items()
-        if name in found.losses
-    ]
-    yield Grid(["in all heads at once", f"loss, {found.unit}", "is"], rows)
-
-
-def _massive(found: Massive) -> Iterator[Block]:
-    count = len(found.found)
-    criterion = f"above {found.least:g} and {found.times_median:g} times the median of its hidden state"
-    yield Say(f"{count or 'No'} value{'s' * (count != 1)} {'are' if count > 1 else 'is'} {criterion}.")
-    if found.found:
-        rows = [
-            [str(one.position), one.channel, one.birth, one.death, one.texts, one.value, one.deviation] for one in found.found
-        ]
-        yield Grid(["position", "channel", "born in layer", "gone in", "texts", "value", "deviation"], rows, limit=STRONG)
-        weights = [-1.0 if weight is None else weight for weight in found.sink_weights or []]
-        more = [f"head {found.heads[head := weights.index(max(weights))]} on the sink"] if weights else []
-        edits = [
-            [name, interval(edit.loss), *((edit.sink_weights or [])[head : head + 1] if more else ())]
-            for name, edit in found.edits.items()
-        ]
-        yield Grid(["set in the layer of birth", f"loss, {found.unit}", *more], edits)
-    peaks = {
-        "largest": [peak["value"] for peak in found.peaks],
-        "times the median": [peak["times_median"] for peak in found.peaks],
-    }
-    yield Curves("Largest activation", peaks, [peak["layer"] for peak in found.peaks], x_name="layer", logarithmic=True)
-
-
-EXPERIMENTS: dict[str, tuple[str, Callable[[Any], Iterator[Block]]]] = {
-    "location": ("Where the sink goes", _location),
-    "key_bias": ("Is what stands at the sink used?", _key_bias),
-    "massive": ("Massive activations", _massive),
-}
-"""Experiment to its heading and its blocks."""
-
-
-def _verdict(loss: Interval, least: float) -> str:
-    """Whether the change of a loss is nothing, missed, harm, or open."""
-    if max(abs(loss.low), abs(loss.high)) < least:
-        return "nothing"
-    return "harm" if loss.high <= -least else "missed" if loss.low >= least else "open"
 
 
 def _size(head: ExaminedHead) -> float:

@@ -22,8 +22,6 @@ from sinklab.results.progress import bars, say
 from sinklab.studies.arguments import WHOLE, AsJson, Loading, OverwriteFile, command
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.stream import Stream
 
@@ -100,8 +98,11 @@ def stream(
         raise ConfigurationError(f"`{next(iter(fixed))}` cannot change a state that is resumed: leave it out, or begin anew")
     text = None if chat else _text(prompt, file, needed=resume is None)
     quiet_libraries()
+    from sinklab.registry import policies
+    from sinklab.streaming.chat import Chat
     from sinklab.streaming.limits import length_known, length_note
     from sinklab.streaming.state import require_slots
+    from sinklab.streaming.stream import Stream
 
     loaded = loading.open(model)
     if loaded.tokenizer is None:
@@ -110,10 +111,16 @@ def stream(
     ends = _given(stop=stop or None, stop_ids=() if endless else None)
     settings: dict[str, Any] = {"tokenizer": loaded.tokenizer, "chunk": chunk, **sampling, **ends}
     if resume is None:
-        settings["policy"] = _policy(policy, sinks, window)
+        # The two sizes hold, whatever is written with the name.
+        settings["policy"] = policies.read(policy or "sink_window") | _given(num_sinks=sinks, window=window)
         settings |= {"system": system} if chat else {"keep": keep}
     with length_known():  # it is said below, in a line
-        source, conversation = _open(loaded.model, settings, resume=resume, chat=chat)
+        if resume is not None:
+            source = Stream.load(resume, loaded.model, **settings)
+            conversation = Chat(loaded.model, stream=source) if chat else None
+        else:
+            conversation = Chat(loaded.model, **settings) if chat else None
+            source = Stream(loaded.model, **settings) if conversation is None else conversation.stream
     if save is not None:
         require_slots(source.reader)  # what cannot be saved is said before anything is generated
     kept = source.reader.policy
@@ -147,20 +154,6 @@ def _check_arguments(most: int | None, chat: bool, system: str | None, keep: str
         raise ConfigurationError("`keep` goes with a prompt; what a chat keeps is its `system` message")
     if chat and has_prompt:
         raise ConfigurationError("`chat` takes its turns from stdin, one a line; leave out `prompt` and `file`")
-
-
-def _open(model: PreTrainedModel, settings: dict[str, Any], *, resume: Path | None, chat: bool) -> tuple[Stream, Chat | None]:
-    """The stream, new or resumed, and with ``chat`` the conversation in it."""
-    from sinklab.streaming.chat import Chat
-    from sinklab.streaming.stream import Stream
-
-    if resume is not None:
-        source = Stream.load(resume, model, **settings)
-        return source, Chat(model, stream=source) if chat else None
-    if chat:
-        conversation = Chat(model, **settings)
-        return conversation.stream, conversation
-    return Stream(model, **settings), None
 
 
 def _given(**arguments: Any) -> dict[str, Any]:
@@ -334,16 +327,5 @@ def _text_of(file: Path) -> str:
     """The text of a file, or of a pipe, as shells make of ``<(…)``."""
     try:
         return file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"there is no text file {file}") from None
-    except OSError as error:
-        raise InputError(f"{file} cannot be read as a text file: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from error
-
-
-def _policy(policy: str | None, sinks: int | None, window: int | None) -> dict[str, Any]:
-    """Name and settings of a policy; the two sizes hold, whatever is written with the name."""
-    from sinklab.registry import policies
-
-    return policies.read(policy or "sink_window") | _given(num_sinks=sinks, window=window)
