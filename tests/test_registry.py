@@ -70,9 +70,7 @@ def test_one_file_is_all_it_takes(fruits):
     assert fruits.names() == ["apple"]
     assert fruits.summary("apple") == "Round and green."
     assert "sinklab.fruits.apple" not in sys.modules
-    assert fruits.imported == {}
     assert fruits["apple"].name == "apple"
-    assert fruits.imported == {"apple": fruits["apple"]}
     assert fruits["apple"] is fruits["apple"]
     assert list(fruits) == ["apple"]
     assert "apple" in fruits
@@ -157,7 +155,7 @@ def test_a_plugin_that_lacks_something_is_refused_when_it_registers():
         probes.register("quince")(type("Quince", (Probe,), some))
     with pytest.raises(ContractError, match=r"operation 'quince': orchard\.Quince must define normalized, weights$"):
         operations.register("quince")(type("Quince", (Operation,), {"__module__": "orchard"}))
-    assert "quince" not in probes.imported
+    assert "quince" not in probes
 
 
 @pytest.mark.parametrize("name", ["Apple", "2apples", "ap-ple", "", "ap ple", "_apple"])

@@ -95,11 +95,6 @@ class Registry(Generic[T]):
 
         return enter
 
-    @property
-    def imported(self) -> dict[str, type[T]]:
-        """The plug-ins that have been imported so far, by name."""
-        return dict(self._objects)
-
     def names(self) -> list[str]:
         """All names, sorted; nothing is imported."""
         return sorted(self._files() | self.marked().keys() | self._entry_points().keys() | self._objects.keys())

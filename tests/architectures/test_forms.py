@@ -10,8 +10,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from sinklab.attention.call import LayerOutput
+from sinklab.attention.forward import Forward, read_positions
 from sinklab.attention.host_arguments import read_mask
-from sinklab.attention.positions import read_positions
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.attention.visibility import Dense
@@ -233,10 +233,10 @@ def test_padding_of_a_mask_of_the_user_may_see_itself(backend: str) -> None:
 )
 def test_what_sees_everything_in_front_of_causal_rows_is_padding(mask: list[list[int]], padding: list[bool]) -> None:
     length = len(mask)
+    seen, given = Dense(torch.tensor([[mask]], dtype=torch.bool)), Forward(masked_by_caller=True)
     of_queries, of_keys = read_positions(
-        None, Dense(torch.tensor([[mask]], dtype=torch.bool)), batch=1, q_len=length, kv_len=length, cross=False, decoded=0,
-        cached=None, token_masks=[], masked_by_caller=True, position_ids=None, device=torch.device("cpu"),
-    )  # fmt: skip
+        None, seen, given, (1, length, length), cross=False, position_ids=None, device=torch.device("cpu")
+    )
     assert [position < 0 for position in of_queries.positions[0].tolist()] == padding
     assert torch.equal(of_queries.positions, of_keys.positions)
 

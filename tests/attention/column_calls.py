@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ FIELDS = (
     "row_entropy",
     "row_max",
     "score_mean",
-    "buckets",
 )
 
 
@@ -141,7 +139,7 @@ def cases() -> dict[str, tuple[AttentionCall, Tensor]]:
     return {name: (call, dense_visible(call, rule) if isinstance(rule, str) else rule) for name, (call, rule) in calls.items()}
 
 
-def dense_oracle(call: AttentionCall, visible: Tensor, num_buckets: int) -> dict[str, Tensor | None]:
+def dense_oracle(call: AttentionCall, visible: Tensor) -> dict[str, Tensor | None]:
     """Every field of the statistics from whole float64 matrices."""
     queries, keys = call.queries.double(), call.keys.double().repeat_interleave(call.groups, dim=1)
     scores = torch.einsum("bhqd,bhkd->bhqk", queries, keys) * call.scaling
@@ -165,7 +163,6 @@ def dense_oracle(call: AttentionCall, visible: Tensor, num_buckets: int) -> dict
         normal = weights / (weights.sum(-1, keepdim=True) + 1e-8)
         null, log_sum_exp = None, None
     weights, normal = weights * counted, normal * counted
-    edges = [call.q_len * bucket // num_buckets for bucket in range(num_buckets + 1)]
     rows = counted[..., 0]
     return {
         "column_sum": weights.sum(2),
@@ -177,14 +174,12 @@ def dense_oracle(call: AttentionCall, visible: Tensor, num_buckets: int) -> dict
         "row_entropy": -torch.where(normal > 0, normal * normal.log(), 0.0).sum(3),
         "row_max": weights.amax(3),
         "score_mean": torch.where(visible, scores, 0.0).sum(3) / visible.sum(3).clamp(min=1) * rows,
-        "buckets": torch.stack([weights[:, :, a:b].sum(2) for a, b in itertools.pairwise(edges)], dim=2),
     }
 
 
 def with_log_sum_exp(call: AttentionCall, visible: Tensor) -> AttentionCall:
     """The call with the log-sum-exp that a kernel would have given, in the dtype of the call's arithmetic."""
-    value = dense_oracle(dataclasses.replace(call, query_positions=call.query_positions.clamp(min=0)), visible, 1)[
-        "log_sum_exp"
-    ]
+    everything = dataclasses.replace(call, query_positions=call.query_positions.clamp(min=0))
+    value = dense_oracle(everything, visible)["log_sum_exp"]
     assert value is not None
     return dataclasses.replace(call, log_sum_exp=value.to(torch.promote_types(call.queries.dtype, torch.float32)))

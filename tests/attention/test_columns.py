@@ -41,7 +41,7 @@ def assert_fields(got: Statistics, expected: dict, bound: float, names=FIELDS) -
 def test_blocked_equals_whole_matrices(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     call, visible = CASES[name]
     monkeypatch.setattr("sinklab.attention.call.SCORES_AT_ONCE", rows * call.queries.shape[0] * call.num_heads * call.kv_len)
-    assert_fields(blocked_statistics(call, ALL, 5), dense_oracle(call, visible, 5), EXACT)
+    assert_fields(blocked_statistics(call, ALL), dense_oracle(call, visible), EXACT)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["LSE given", "LSE computed"])
@@ -50,7 +50,7 @@ def test_blocked_equals_whole_matrices(name: str, rows: int, monkeypatch: pytest
 def test_fused_equals_whole_matrices(name: str, tile: tuple[int, int], known: bool) -> None:
     call, visible = CASES[name]
     call = with_log_sum_exp(call, visible) if known else call
-    assert_fields(fused_statistics(call, ALL, 5, *tile), dense_oracle(call, visible, 5), EXACT)
+    assert_fields(fused_statistics(call, ALL, *tile), dense_oracle(call, visible), EXACT)
 
 
 @pytest.mark.parametrize("method", ["blocked", "fused"])
@@ -60,8 +60,8 @@ def test_padding_rows_do_not_count_whatever_visibility_says(method: str) -> None
     counted[1, -9:] = False
     call = make_call(counted=counted)
     visible = torch.ones(37, 37, dtype=torch.bool).tril().expand(2, 4, -1, -1)
-    got = column_statistics(with_log_sum_exp(call, visible), num_buckets=4, method=method)
-    assert_fields(got, dense_oracle(call, visible, 4), EXACT, ["column_sum", "column_count", "buckets"])
+    got = column_statistics(with_log_sum_exp(call, visible), method=method)
+    assert_fields(got, dense_oracle(call, visible), EXACT, ["column_sum", "column_count"])
     assert got.column_sum[1].sum() == pytest.approx(4 * 28)
     assert not got.column_sum[1, :, -9:].any()
 
@@ -77,7 +77,7 @@ def test_padding_may_hold_anything(method: str, sink: bool) -> None:
     keys[1, :, :9] = torch.nan
     poisoned = dataclasses.replace(with_log_sum_exp(call, visible), queries=queries, keys=keys)
     poisoned.log_sum_exp[1, :, :9] = torch.nan
-    assert_fields(column_statistics(poisoned, ALL, num_buckets=5, method=method), dense_oracle(call, visible, 5), EXACT)
+    assert_fields(column_statistics(poisoned, ALL, method=method), dense_oracle(call, visible), EXACT)
 
 
 def test_nan_in_a_token_is_not_hidden() -> None:
@@ -98,7 +98,7 @@ def test_scores_of_any_size_give_shares(spread: float, least: float) -> None:
     ones = torch.ones_like(found.row_mass)
     torch.testing.assert_close(found.row_mass, ones, rtol=0.0, atol=200 * 2**-24)
     assert float(found.row_max.max()) <= 1.0 + 2**-23
-    torch.testing.assert_close(found.column_sum, blocked_statistics(call, ALL, 0).column_sum, rtol=0.0, atol=0.0)
+    torch.testing.assert_close(found.column_sum, blocked_statistics(call, ALL).column_sum, rtol=0.0, atol=0.0)
     with pytest.raises(LargeScoresError, match=r"layers\.0\.attention: a log-sum-exp of size .* too few digits .* float32"):
         column_statistics(call, ALL, method="fused")
 
@@ -141,7 +141,7 @@ def test_an_overwhelming_sink_logit_leaves_the_entropy(method: str) -> None:
     got = column_statistics(drowned, ALL, method=method)
     assert not got.column_sum.any()
     assert got.null_mass.min() == 1
-    assert_fields(got, dense_oracle(call, visible, 1), EXACT, ["row_entropy"])
+    assert_fields(got, dense_oracle(call, visible), EXACT, ["row_entropy"])
 
 
 def test_the_entropy_does_not_inherit_the_error_of_a_given_log_sum_exp() -> None:
@@ -149,8 +149,8 @@ def test_the_entropy_does_not_inherit_the_error_of_a_given_log_sum_exp() -> None
     call, visible = CASES["causal"]
     call = with_log_sum_exp(call, visible)
     shifted = dataclasses.replace(call, log_sum_exp=call.log_sum_exp + 0.01)
-    got = fused_statistics(shifted, ALL, 0)
-    assert_fields(got, dense_oracle(call, visible, 1), EXACT, ["row_entropy"])
+    got = fused_statistics(shifted, ALL)
+    assert_fields(got, dense_oracle(call, visible), EXACT, ["row_entropy"])
     torch.testing.assert_close(got.row_mass, torch.full_like(got.row_mass, -0.01).exp(), atol=EXACT, rtol=0)
 
 
@@ -162,10 +162,9 @@ def test_repeated_tokens_share_their_weight_equally(method: str) -> None:
         call, queries=call.queries[:, :, :1].expand(-1, -1, 40, -1), keys=call.keys[:, :, :1].expand(-1, -1, 40, -1)
     )
     visible = torch.ones(40, 40, dtype=torch.bool).tril().expand(2, 4, -1, -1)
-    got = column_statistics(with_log_sum_exp(call, visible), num_buckets=40, method=method)
+    got = column_statistics(with_log_sum_exp(call, visible), method=method)
     weights = 1 / torch.arange(1, 41, dtype=torch.float64)
     assert torch.allclose(got.column_sum, weights.flip(0).cumsum(0).flip(0).expand_as(got.column_sum), rtol=1e-12)
-    assert torch.allclose(got.buckets, (weights[:, None] * visible[0, 0]).expand_as(got.buckets), rtol=1e-12)
 
 
 def _long_call(dtype: torch.dtype, length: int = 1100, **options) -> tuple[AttentionCall, torch.Tensor]:
@@ -175,27 +174,27 @@ def _long_call(dtype: torch.dtype, length: int = 1100, **options) -> tuple[Atten
 
 def test_float32_at_length() -> None:
     call, visible = _long_call(torch.float32)
-    expected = dense_oracle(call, visible, 8)
-    got = fused_statistics(with_log_sum_exp(call, visible), ALL, 8)
+    expected = dense_oracle(call, visible)
+    got = fused_statistics(with_log_sum_exp(call, visible), ALL)
     # |score| and |LSE| stay below 16 and each is rounded a few times: exponents are right to 16 · 4 · 2**-24 = 4e-6.
     relative = (got.column_sum.double() / expected["column_sum"] - 1).abs().max()
     assert relative < 1e-5
-    assert_fields(got, expected, 5e-5, ["row_entropy", "row_mass", "row_max", "score_mean", "buckets", "column_count"])
+    assert_fields(got, expected, 5e-5, ["row_entropy", "row_mass", "row_max", "score_mean", "column_count"])
 
 
 def test_bfloat16_inputs_are_worked_on_in_float32() -> None:
     call, visible = _long_call(torch.bfloat16)
-    expected = dense_oracle(call, visible, 8)  # of the same rounded inputs
+    expected = dense_oracle(call, visible)  # of the same rounded inputs
     keys, values = (tensor.repeat_interleave(2, 1) for tensor in (call.keys, call.values))
     _, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         call.queries, keys, values, 0.0, True, scale=call.scaling
     )
-    got = fused_statistics(dataclasses.replace(call, log_sum_exp=lse), ALL, 8)
+    got = fused_statistics(dataclasses.replace(call, log_sum_exp=lse), ALL)
     # The kernel's own LSE is the only thing that has seen bfloat16; it is right to about 1e-4.
     assert (got.column_sum.double() / expected["column_sum"] - 1).abs().max() < 5e-4
     assert got.column_sum.dtype == torch.float32
     assert_fields(got, expected, 5e-4, ["row_entropy", "row_mass", "row_max"])
-    own = fused_statistics(call, ALL, 8)
+    own = fused_statistics(call, ALL)
     assert (own.column_sum.double() / expected["column_sum"] - 1).abs().max() < 1e-5
 
 
@@ -235,7 +234,7 @@ def test_no_tensor_of_the_size_of_the_matrix(method: str) -> None:
     call = make_call(batch=1, heads=1, kv_heads=1, q_len=length, head_dim=8, dtype=torch.float32)
     call = dataclasses.replace(call, log_sum_exp=column_statistics(call, frozenset({"log_sum_exp"})).log_sum_exp)
     with _Largest() as largest:
-        column_statistics(call, ALL, num_buckets=16, method=method)
+        column_statistics(call, ALL, method=method)
     # 16 MiB of float32 is the largest block; the matrix would have 20 million entries.
     assert largest.numel <= 16 * 2**20 / 4
     with _Largest() as whole:
@@ -249,17 +248,13 @@ def test_no_tensor_of_the_size_of_the_matrix(method: str) -> None:
     cached=st.integers(0, 20),
     kv_heads=st.sampled_from([1, 2]),
     tile=st.tuples(st.integers(2, 30), st.integers(4, 50)),
-    num_buckets=st.integers(0, 9),
 )
-def test_fused_equals_blocked_on_any_shape(
-    q_len: int, cached: int, kv_heads: int, tile: tuple[int, int], num_buckets: int
-) -> None:
+def test_fused_equals_blocked_on_any_shape(q_len: int, cached: int, kv_heads: int, tile: tuple[int, int]) -> None:
     rule = Causal(cached) & Window(17, cached) if q_len % 2 else Causal(cached)
     call = make_call(
         batch=1, heads=2, kv_heads=kv_heads, q_len=q_len, kv_len=q_len + cached, visible=rule, seed=q_len, head_dim=4
     )
-    one, other = blocked_statistics(call, ALL, num_buckets), fused_statistics(call, ALL, num_buckets, *tile)
-    assert one.bucket_starts == other.bucket_starts
+    one, other = blocked_statistics(call, ALL), fused_statistics(call, ALL, *tile)
     expected = {name: getattr(one, name) for name in FIELDS}
     expected["column_count"] = expected["column_count"].double()
     assert_fields(other, expected, EXACT)
@@ -281,9 +276,6 @@ def test_needs_decide_what_is_filled() -> None:
         for need, names in fields.items():
             got = column_statistics(call, frozenset({need}), method=method)
             assert {name for name in FIELDS if getattr(got, name) is not None} == names, (method, need)
-        got = column_statistics(call, frozenset(), num_buckets=3, method=method)
-        assert {name for name in FIELDS if getattr(got, name) is not None} == {"buckets"}
-        assert got.bucket_starts == [0, 12, 24, 37]
 
 
 def test_count_keeps_independent_dimensions_small() -> None:
@@ -310,8 +302,6 @@ def test_wrong_arguments_are_refused() -> None:
     call, visible = CASES["causal"]
     with pytest.raises(ConfigurationError, match=r"unknown needs: collumns; known: columns, mass"):
         column_statistics(call, frozenset({"collumns"}))
-    with pytest.raises(ConfigurationError, match=r"num_buckets must be 0 .* got -1"):
-        column_statistics(call, num_buckets=-1)
     call = with_log_sum_exp(call, visible)
     call.log_sum_exp = call.log_sum_exp.transpose(1, 2)
     with pytest.raises(ConfigurationError, match=r"log_sum_exp has shape \(2, 37, 4\), expected .* \(2, 4, 37\)"):
@@ -320,7 +310,7 @@ def test_wrong_arguments_are_refused() -> None:
 
 def test_auto_serves_every_case() -> None:
     for call, visible in CASES.values():
-        assert_fields(column_statistics(call, ALL, num_buckets=5), dense_oracle(call, visible, 5), EXACT)
+        assert_fields(column_statistics(call, ALL), dense_oracle(call, visible), EXACT)
 
 
 def test_auto_serves_what_the_fast_way_cannot_at_length() -> None:
@@ -331,4 +321,4 @@ def test_auto_serves_what_the_fast_way_cannot_at_length() -> None:
         visible = (packed & torch.ones(600, 600, dtype=torch.bool).tril()).expand(1, 2, -1, -1)
         if option["softcap"] is None:
             assert call.operation.bias == 0
-        assert_fields(column_statistics(call, ALL, num_buckets=3), dense_oracle(call, visible, 3), EXACT)
+        assert_fields(column_statistics(call, ALL), dense_oracle(call, visible), EXACT)

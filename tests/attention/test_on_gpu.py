@@ -54,10 +54,10 @@ for name, (call, visible) in cases().items():
     plain = call.operation.is_softmax and call.softcap is None and call.bias is None
     if not plain or on_gpu.gpu_obstacle(call) or name == "huge scores":
         continue
-    expected = dense_oracle(call, visible, 3)
+    expected = dense_oracle(call, visible)
     for given in (call, with_log_sum_exp(call, visible)):
         for needs in (ALL, frozenset({"columns"})):
-            found = on_gpu.gpu_statistics(given, needs, 3)
+            found = on_gpu.gpu_statistics(given, needs)
             for field in FIELDS:
                 one, two = getattr(found, field), expected[field]
                 if one is not None:
@@ -99,10 +99,10 @@ def test_what_the_kernels_do_not_serve(monkeypatch):
 def test_kernels_that_do_not_work_are_said_not_to(monkeypatch, fails, why):
     """With statistics that raise as a compiler does, or that are wrong: half of what they should be."""
 
-    def statistics(call, needs, buckets):
+    def statistics(call, needs):
         if fails is not None:
             raise fails
-        found = blocked_statistics(call, needs, buckets)
+        found = blocked_statistics(call, needs)
         return dataclasses.replace(found, column_sum=found.column_sum / 2)
 
     monkeypatch.setattr(on_gpu, "gpu_statistics", statistics)
@@ -121,9 +121,9 @@ def test_few_operators_beside_the_kernels(monkeypatch, needs, most):
     call = dataclasses.replace(call, log_sum_exp=torch.full((*heads, 64), 5.0))
     rows = [torch.ones(*heads, 64) for _ in range(3)]
     monkeypatch.setattr(on_gpu, "_rows", lambda *given: (*rows, None))
-    monkeypatch.setattr(on_gpu, "_columns", lambda call, band, shift, factor, buckets, padded: torch.ones(*heads, 1, 64))
-    found = on_gpu.gpu_statistics(call, frozenset(needs), 0)  # what depends on the sizes alone is kept from here on
+    monkeypatch.setattr(on_gpu, "_columns", lambda call, band, shift, factor, padded: torch.ones(*heads, 64))
+    found = on_gpu.gpu_statistics(call, frozenset(needs))  # what depends on the sizes alone is kept from here on
     with Operators() as operators:
-        on_gpu.gpu_statistics(call, frozenset(needs), 0)
+        on_gpu.gpu_statistics(call, frozenset(needs))
     assert operators.count <= most
     assert found.column_sum.shape == (*heads, 64)

@@ -64,13 +64,13 @@ CALLS = {
 }
 
 
-def reference_of(call, buckets=0, needs=NEEDS):
+def reference_of(call, needs=NEEDS):
     """In float64, and the call with the log-sum-exp of it, rounded as a kernel gives it."""
     wide = in_float64(call)
-    reference = blocked_statistics(wide, needs, buckets)
+    reference = blocked_statistics(wide, needs)
     # Of all queries, those of padding too: that is what a kernel gives.
     everything = dataclasses.replace(wide, query_positions=wide.query_positions.clamp(min=0))
-    log_sum_exp = blocked_statistics(everything, frozenset({"log_sum_exp"}), 0).log_sum_exp
+    log_sum_exp = blocked_statistics(everything, frozenset({"log_sum_exp"})).log_sum_exp
     return reference, dataclasses.replace(call, log_sum_exp=log_sum_exp.float())
 
 
@@ -82,21 +82,18 @@ def assert_near(found, expected, bound, name):
 
 @pytest.mark.parametrize("dtype", list(UNIT), ids=str)
 @pytest.mark.parametrize("settings", CALLS.values(), ids=list(CALLS))
-def test_sums_and_maps_against_float64(device, settings, dtype):
+def test_sums_against_float64(device, settings, dtype):
     length = settings.get("length", LENGTH) if device.type == "cuda" else 300
     call = a_call(device, dtype=dtype, **{**settings, "length": length})
-    reference, call = reference_of(call, 8)
+    reference, call = reference_of(call)
     # A weight is exp of a difference of a score and a log-sum-exp, both below 16 here. A score sums up to 128 products: the
     # worst case is 128 roundings of the sum of their sizes, below 128; and a column sums up to 4,096 weights.
     sums = (128 + 16) * 2.0**-22
     for method in (*(("triton",) if device.type == "cuda" else ()), "blocked", "auto"):
         # The order of a product's columns is of no concern to a sum over padding: nothing is left of it.
-        got = column_statistics(call, NEEDS, num_buckets=8, method=method)
+        got = column_statistics(call, NEEDS, method=method)
         assert_near(got.column_sum, reference.column_sum, sums, f"{method}, column_sum")
         assert torch.equal(got.column_count.expand_as(reference.column_count), reference.column_count)
-        total = reference.column_sum[:, :, None].clamp(min=1e-2)
-        off = float(((got.buckets.double() - reference.buckets).abs() / total).max())
-        assert off <= sums, f"{method}, buckets: {off:.2e}"
         assert_near(got.log_sum_exp, reference.log_sum_exp, sums, f"{method}, log_sum_exp")
 
 
@@ -106,7 +103,7 @@ def test_what_rows_look_like(device, dtype, method):
     if method == "triton" and device.type != "cuda":
         pytest.skip("the kernels are for GPUs")
     call = a_call(device, dtype=dtype, sink=True, padded=True, length=1000)
-    reference, call = reference_of(call, 0, ROWS)
+    reference, call = reference_of(call, ROWS)
     got = column_statistics(call, ROWS, method=method)
     for name in ("column_sum", "row_mass", "null_mass", "log_sum_exp", "row_entropy", "row_max", "score_mean"):
         # As above; an entropy multiplies a weight's error by its logarithm, below 16.
@@ -131,12 +128,12 @@ def test_the_kernels_on_bands_of_visible_keys(cuda, band, dtype):
     left[1, :333] = False
     counted = left if "padding" in band else None
     call = make_call(kv_heads=2, q_len=1000, head_dim=80, dtype=dtype, visible=BANDS[band](left), counted=counted)
-    reference = blocked_statistics(in_float64(call), ROWS, 5)
+    reference = blocked_statistics(in_float64(call), ROWS)
     if counted is not None:
         call.queries[1, :, :333] = call.keys[1, :, :333] = torch.nan
     moved = dataclasses.replace(on(cuda, call), visible=BANDS[band](left.to(cuda)))
     for needs in (ROWS, NEEDS, frozenset({"columns"})):
-        got = column_statistics(moved, needs, num_buckets=5, method="triton")
+        got = column_statistics(moved, needs, method="triton")
         for field in dataclasses.fields(got):
             found, expected = getattr(got, field.name), getattr(reference, field.name)
             if isinstance(found, torch.Tensor):
@@ -147,7 +144,7 @@ def test_the_kernels_on_bands_of_visible_keys(cuda, band, dtype):
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 5000), (300, 5000)])
 def test_the_kernels_behind_cached_keys(cuda, q_len, kv_len):
     call = make_call(kv_heads=2, q_len=q_len, kv_len=kv_len, head_dim=64, dtype=torch.bfloat16)
-    reference = blocked_statistics(in_float64(call), ROWS, 0)
+    reference = blocked_statistics(in_float64(call), ROWS)
     got = column_statistics(dataclasses.replace(on(cuda, call), visible=Causal(kv_len - q_len, cuda)), ROWS, method="triton")
     for name in ("column_sum", "log_sum_exp", "row_entropy", "row_max", "score_mean"):
         assert_near(getattr(got, name).cpu(), getattr(reference, name), 16 * (64 + 16) * 2.0**-22, name)
@@ -180,9 +177,9 @@ def test_memory_grows_with_the_length(cuda, dtype):
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    column_statistics(call, NEEDS, num_buckets=16, method="auto")
+    column_statistics(call, NEEDS, method="auto")
     extra = torch.cuda.max_memory_allocated() - before
-    # Far more than the map and the sums: 16 tensors of (heads, length, 72) in float32.
+    # Far more than the sums: 16 tensors of (heads, length, 72) in float32.
     assert extra <= 16 * heads * length * (head_dim + 8) * 4
     assert extra < heads * length**2 / 8  # a matrix of one byte for each weight would be eight times as large
 

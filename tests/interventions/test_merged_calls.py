@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import pytest
 import torch
@@ -79,7 +80,8 @@ class _Anatomy:
 
 
 def edit(call, *interventions):
-    return Editing(interventions, _Anatomy()).edit(call, torch.nn.Identity().eval(), 0.0, want_weights=True)
+    edited, weights = Editing(interventions, _Anatomy()).edit(call, torch.nn.Identity().eval(), 0.0, want_weights=True)
+    return types.SimpleNamespace(call=edited, outputs=edited.head_outputs, weights=weights)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ import transformers
 from dense_oracle import assert_same, values_of
 from tests.conftest import mask_of_documents
 
-from sinklab.attention.positions import _documents
+from sinklab.attention.forward import _documents
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.attention.visibility import Dense

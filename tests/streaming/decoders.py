@@ -15,7 +15,7 @@ from sinklab.attention.host_arguments import cache_argument
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.policies.base import SlotPolicy
 from sinklab.streaming.cache import SinkCache
-from sinklab.streaming.traits import Rotation, read_rotations, tokens_in_front, tokens_of_prefix
+from sinklab.streaming.traits import Rotation, read_rotations, tokens_in_front
 
 SINKS, WINDOW = 2, 9
 """Twelve slots with the query's own: small against the texts, so that tokens are evicted three times over."""
@@ -156,14 +156,11 @@ class SlowHybridLayer(SlowLayer, LinearAttentionLayer):
 
 
 @torch.no_grad()
-def slow_logits(
-    model: PreTrainedModel, tokens: Tensor, num_sinks: int, window: int, *, front: int = 0, first: int = 1
-) -> Tensor:
+def slow_logits(model: PreTrainedModel, tokens: Tensor, num_sinks: int, window: int, *, front: int = 0) -> Tensor:
     """Logits ``(batch, seq_len, vocab_size)``, one token at a time.
 
     Args:
         front: tokens that the model itself puts in front of the first one; they stay besides the sinks.
-        first: tokens that are given at once to begin with.
     """
     rotations = read_rotations(model)
     layers: list[Any] = list(DynamicCache(config=model.config).layers)  # those of linear attention stay
@@ -173,7 +170,7 @@ def slow_logits(
         layers[index : index + 1] = [kind(rotation, front + num_sinks, window)]
     cache = Cache(layers=layers)
     found = []
-    for piece in torch.arange(tokens.shape[1]).split([first, *[1] * (tokens.shape[1] - first)]):
+    for piece in torch.arange(tokens.shape[1]).split(1):
         positions = piece.clamp(max=num_sinks + window).expand(len(tokens), -1)
         found.append(model(input_ids=tokens[:, piece], position_ids=positions, past_key_values=cache, use_cache=True).logits)
     return torch.cat(found, dim=1)
@@ -186,9 +183,9 @@ PIECES = (19, 1, 1, 7, 12)
 def assert_as_published(model: PreTrainedModel) -> None:
     """It gives the logits of the published rule, computed slowly: token by token, at once, in calls of any size, and in chunks
     with positions counted anew as often as there is room for."""
-    tokens, front, first = text(sum(PIECES)), tokens_in_front(model), max(1, tokens_of_prefix(model))
-    published = slow_logits(model, tokens, SINKS, WINDOW, front=front, first=first)
-    for pieces in ([first, *[1] * (tokens.shape[1] - first)], None, PIECES):
+    tokens, front = text(sum(PIECES)), tokens_in_front(model)
+    published = slow_logits(model, tokens, SINKS, WINDOW, front=front)
+    for pieces in ([1] * tokens.shape[1], None, PIECES):
         assert gap(read(model, tokens, pieces=pieces), published) < TOLERANCE
     tight = small(model, chunk=5, rebase_at=SINKS + WINDOW + 6 + front)
     assert gap(read(model, tokens, tight), published) < TOLERANCE
@@ -197,10 +194,10 @@ def assert_as_published(model: PreTrainedModel) -> None:
 
 def assert_dense_before_it_is_full(model: PreTrainedModel) -> None:
     """As long as nothing is evicted the logits are those without a cache."""
-    tokens, first = text(SINKS + WINDOW + 1), max(1, tokens_of_prefix(model))
+    tokens = text(SINKS + WINDOW + 1)
     with torch.no_grad():
         dense = model(input_ids=tokens, use_cache=False).logits
-    for pieces in ([first, *[1] * (tokens.shape[1] - first)], None):
+    for pieces in ([1] * tokens.shape[1], None):
         assert gap(read(model, tokens, pieces=pieces), dense) < TOLERANCE
 
 
@@ -306,13 +303,10 @@ def built(family: str) -> PreTrainedModel:
 
 IN_FRONT: dict[str, dict[str, Any]] = {
     "in front": {"operation": {"name": "sink_token", "count": 3}},
-    "prefix": {"prefix": 5, "operation": {"name": "softmax"}},
-    "both": {"prefix": 5, "operation": {"name": "sink_token", "count": 3}},
     "in front, no positions": {"operation": {"name": "sink_token", "count": 3}, "position": {"name": "no_position"}},
     "in front, alibi": {"operation": {"name": "sink_token", "count": 3}, "position": {"name": "alibi"}},
-    "both, alibi": {"prefix": 5, "operation": {"name": "sink_token", "count": 3}, "position": {"name": "alibi"}},
 }
-"""Models of our own with learned tokens in front of the text, or a prefix that sees itself both ways."""
+"""Models of our own with learned tokens in front of the text."""
 
 
 @functools.cache

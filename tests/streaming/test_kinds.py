@@ -1,8 +1,7 @@
 """Models whose layers differ, or that have more tokens than the text: each follows the published rule in its own way.
 
 Layers that write no keys or keep states beside them (linear attention, feed-forward blocks alone, layers that share the keys
-of others), layers whose sliding window is narrower than what the policy holds, learned tokens in front, and a prefix of tokens
-that see each other both ways, as in training.
+of others), layers whose sliding window is narrower than what the policy holds, and learned tokens in front.
 """
 
 import copy
@@ -53,8 +52,8 @@ from sinklab.streaming.traits import continues_in_chunks
 LENGTH, OWN = 40, 5
 """Of texts; and how many tokens narrow layers see, the query's own included."""
 
-FRONT, PREFIX = 3, 5
-"""As many learned tokens, and tokens of a prefix, have the models of ``IN_FRONT``."""
+FRONT = 3
+"""As many learned tokens have the models of ``IN_FRONT``."""
 
 GREEDY = {"max_new_tokens": 15, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 POLICY = SinkWindow(num_sinks=SINKS, window=WINDOW)
@@ -90,7 +89,7 @@ KINDS = {
 }
 """Every kind, and how a model of it is made."""
 
-SOME = ("Qwen3_5", "Jamba", "FalconH1", "narrow gemma3 eager", "both")
+SOME = ("Qwen3_5", "Jamba", "FalconH1", "narrow gemma3 eager", "in front")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,8 +104,8 @@ def test_as_published(kind):
     if kind.startswith("narrow"):
         assert isinstance(small(model).table, WindowedTable)
     if getattr(model, "tokens_in_front", 0):  # without them it would be something else
-        found, first = read(model, tokens, small(model)), max(1, model.config.prefix_length)
-        assert gap(slow_logits(model, tokens, SINKS, WINDOW, front=0, first=first), found) > 0.1
+        found = read(model, tokens, small(model))
+        assert gap(slow_logits(model, tokens, SINKS, WINDOW, front=0), found) > 0.1
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("narrow")])
@@ -287,7 +286,7 @@ def test_bytes_are_those_of_what_each_layer_holds():
     assert cache.bytes_held() == 2 * (narrow + full)
 
 
-# --- learned tokens in front, and a prefix ----------------------------------------------------------------------------------
+# --- learned tokens in front ----------------------------------------------------------------------------------
 
 POLICIES = (
     SinkWindow(num_sinks=SINKS, window=WINDOW, positions="original"),
@@ -299,17 +298,14 @@ POLICIES = (
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-@pytest.mark.parametrize("kind", ["in front", "prefix", "both"])
-def test_original_positions_are_a_mask(kind, policy):
+def test_original_positions_are_a_mask(policy):
     """The model without a cache, under the mask that the policy is, the learned tokens seen by all."""
-    model, tokens = build_in_front(kind), text(LENGTH)
+    model, tokens = build_in_front("in front"), text(LENGTH)
     index = torch.arange(LENGTH)
-    inside = index < model.config.prefix_length
-    mask = policy.visible(index[:, None], index) | (inside[:, None] & inside)
+    mask = policy.visible(index[:, None], index)
     with torch.no_grad():
         masked = model(input_ids=tokens, attention_mask=mask.expand(2, 1, -1, -1), use_cache=False).logits
-    first = max(1, model.config.prefix_length)
-    for pieces in (None, [first, *[1] * (LENGTH - first)], [11, 1, 28]):
+    for pieces in (None, [1] * LENGTH, [11, 1, 28]):
         assert gap(read(model, tokens, PolicyCache(policy, model, chunk=6), pieces=pieces), masked) < TOLERANCE
 
 
@@ -339,12 +335,11 @@ def test_a_padded_row_is_the_row_alone(kind):
 def test_generate_and_stream(kind):
     """Greedy tokens are those of the slow rule; a second call reads what is new, whatever stands in front."""
     model, prompt, cache = build_in_front(kind), text(20), small()
-    settings = {"front": model.tokens_in_front, "first": max(1, model.config.prefix_length)}
     found = model.generate(prompt, past_key_values=cache, **GREEDY)
     assert cache.get_seq_length() == found.shape[1] - 1
     again = model.generate(torch.cat((found, text(4, seed=9)), dim=1), past_key_values=cache, **GREEDY)
     for said in (found, again):
-        expected = slow_logits(model, said[:, :-1], SINKS, WINDOW, **settings)[:, -15:].argmax(dim=-1)
+        expected = slow_logits(model, said[:, :-1], SINKS, WINDOW, front=model.tokens_in_front)[:, -15:].argmax(dim=-1)
         assert (expected == said[:, -15:]).all()
     source = Stream(model, policy=POLICY, stop_ids=(), chunk=3).feed(prompt[0])
     assert source.position == 20
@@ -352,7 +347,7 @@ def test_generate_and_stream(kind):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["both", "both, alibi"])
+@pytest.mark.parametrize("kind", ["in front", "in front, alibi"])
 def test_taken_back_and_reset(kind):
     model, tokens = build_in_front(kind), text(11)
     cache = small(model)
@@ -384,13 +379,14 @@ def test_what_is_held_with_tokens_in_front():
     assert telemetry.evicted == (30 - SINKS - WINDOW - 1,)
 
 
-def test_a_prefix_has_to_fit():
-    model = build_in_front("prefix")
-    with pytest.raises(ConfigurationError, match="first 5 tokens of a text see each other both ways, and the cache is given 4"):
-        read(model, text(4), small(model))
-    with pytest.raises(ConfigurationError, match=r"the first 5 tokens see each other both ways, and policy 1\+3 holds 5 with"):
-        SinkCache(model, num_sinks=1, window=3)
-    SinkCache(model, num_sinks=1, window=PREFIX - 1)
+def test_a_prefix_is_refused():
+    model = build_in_front.__wrapped__("in front", prefix=5)
+    for opened in (small, lambda model: open_reader(model, "full"), Stream):
+        with pytest.raises(UnsupportedModelError, match="the first 5 tokens of a text see each other both ways in SinkLM"):
+            opened(model)
+
+
+def test_narrow_windows_behind_learned_tokens():
     windowed = build_in_front("in front", window=14)
     with pytest.raises(UnsupportedModelError, match="layers that see 14 tokens; the policy holds 15"):
         small(windowed)

@@ -257,16 +257,14 @@ def test_another_batch_size():
 
 
 def test_gradients_and_attention_without_a_mask():
-    """Of flash attention see test_without_a_mask.py."""
     model = build_decoder("llama")
     cache = small(model)
     with pytest.raises(ConfigurationError, match=r"has no gradient; run under torch\.no_grad\(\)"):
         model(input_ids=text(3), past_key_values=cache)
-    model.config._attn_implementation = "flex_attention"
-    with pytest.raises(
-        UnsupportedModelError, match=r"attention 'flex_attention' takes no 4-D mask.*attn_implementation=\"sdpa\""
-    ):
-        read(model, text(5), cache)
+    for name in ("flex_attention", "flash_attention_2"):
+        model.config._attn_implementation = name
+        with pytest.raises(UnsupportedModelError, match=rf"attention '{name}' takes no 4-D mask.*attn_implementation=\"sdpa\""):
+            read(model, text(5), cache)
     model.set_attn_implementation("sdpa")
     assert cache.get_seq_length() == 0
     assert gap(read(model, text(9), cache), read(model, text(9))) == 0

@@ -172,7 +172,7 @@ class TestRefusals:
         (lambda self, path: save_file({"a": torch.zeros(1)}, path), "is no saved state but another safetensors file"),
         (
             lambda self, path: self.written(path, lambda record: record.update(format=99)),
-            r"has format 99 .* reads formats 2 and 3",
+            r"has format 99 .* reads format 4",
         ),
         (flipped, "is damaged: its SHA-256 is not that of what was written"),
         (without, "is damaged: KeyError 'values'"),

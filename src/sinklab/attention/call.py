@@ -87,9 +87,9 @@ class AttentionCall:
             -1 marks padding, which is not measured.
         query_documents, key_documents: int64, same shapes: running number of the document inside its row (packed batches);
             -1 marks padding.
-        key_tokens: int64 ``(batch, kv_len)``: id of the token of each key, cached ones included, of a model that was given
-            ``input_ids``; in cross-attention those of the source that its encoder was given in the same forward; -1 where
-            there is none (padding, learned tokens in front) or it is not known (cached before the session). ``None`` elsewhere.
+        key_tokens: int64 ``(batch, kv_len)``: id of the token of each key, of a model that was given ``input_ids`` and no
+            cached keys; in cross-attention those of the source that its encoder was given in the same forward; -1 where there
+            is none (padding, learned tokens in front). ``None`` elsewhere.
         front: learned tokens that the model puts in front of every text, where they have the first positions and no id.
         cached_keys: how many of the keys were there before this call; 0 for a fresh sequence.
         residual: hidden states that entered the enclosing layer ``(batch, q_len, hidden_size)``; only when a probe needs them,
@@ -256,7 +256,7 @@ class AttentionCall:
 class Statistics:
     """What a call is reduced to: O(q_len + kv_len) numbers per head; fields that no probe needs are ``None``.
 
-    Only counted queries enter ``column_*`` and ``buckets``. Fields with a row per query are 0 in the rows of queries that are
+    Only counted queries enter ``column_*``. Fields with a row per query are 0 in the rows of queries that are
     not counted; a counted query that sees no key has mass 0 and ``log_sum_exp`` minus infinity. Float64 calls give float64.
 
     Attributes:
@@ -272,8 +272,6 @@ class Statistics:
         row_entropy: same shape: ``-sum w ln w`` of the weights divided by their sum, in nats.
         row_max: same shape: the largest weight.
         score_mean: same shape: mean score over visible keys.
-        buckets: float32 ``(batch, num_heads, num_buckets, kv_len)``: weight summed over each bucket of consecutive queries.
-        bucket_starts: query indices at which the buckets start, and ``q_len`` at the end.
     """
 
     column_sum: Tensor | None = None
@@ -285,8 +283,6 @@ class Statistics:
     row_entropy: Tensor | None = None
     row_max: Tensor | None = None
     score_mean: Tensor | None = None
-    buckets: Tensor | None = None
-    bucket_starts: list[int] | None = None
 
 
 @dataclasses.dataclass

@@ -160,21 +160,6 @@ def _merged_sink_scores(call: AttentionCall, parts: Parts) -> Tensor:
     return _written(whole, parts, lambda one: one.sink_scores, NO_NULL)
 
 
-@dataclasses.dataclass(eq=False)
-class Edited:
-    """One call after the interventions: what probes are shown, and what the model goes on with.
-
-    Attributes:
-        call: with the edits of the stage before the weights; ``head_outputs`` are the final ones.
-        outputs: ``(batch, q_len, num_heads, value_dim)`` in the model's dtype.
-        weights: ``(batch, num_heads, q_len, kv_len)`` if they were asked for.
-    """
-
-    call: AttentionCall
-    outputs: Tensor
-    weights: Tensor | None
-
-
 class Editing:
     """The interventions of one session, sorted by kind and checked against the model.
 
@@ -248,8 +233,12 @@ class Editing:
                         f"{', '.join(site.module for site in sites if site.kind == 'cross') or 'none'}"
                     )
 
-    def edit(self, call: AttentionCall, module: nn.Module, dropout: float, want_weights: bool) -> Edited | None:
-        """The call with all interventions of its heads, or ``None`` if it has none.
+    def edit(
+        self, call: AttentionCall, module: nn.Module, dropout: float, want_weights: bool
+    ) -> tuple[AttentionCall, Tensor | None] | None:
+        """The call with all interventions of its heads, and its weights if they are wanted; ``None`` if it has none.
+
+        It is what probes are shown: edits of weights show in its ``head_outputs`` alone, with which the model goes on.
 
         Raises:
             SessionError: the model is being trained: what is recomputed here has neither gradient nor dropout.
@@ -276,7 +265,7 @@ class Editing:
             rest = [head for head in range(call.num_heads) if head not in touched]
             if rest:
                 weights[:, rest] = of_heads(call, rest).weights(0, call.q_len).to(weights.dtype)
-        return Edited(edited, outputs, weights)
+        return edited, weights
 
     def edits_layer(self, layer: int) -> bool:
         """Whether some intervention edits what a layer puts out, or, for -1, what enters the first."""

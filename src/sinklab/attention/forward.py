@@ -13,8 +13,9 @@ from sinklab.attention import host_arguments, seam
 from sinklab.attention.call import AttentionCall, Site
 from sinklab.attention.folding import Hidden, hidden_keys
 from sinklab.attention.operation import ATTRIBUTE, state_of
-from sinklab.attention.positions import Positions, read_positions
-from sinklab.errors import UnsupportedModelError
+from sinklab.attention.positions import Positions
+from sinklab.attention.visibility import Dense, Visibility
+from sinklab.errors import InputError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -38,13 +39,11 @@ class Forward:
         masked_by_caller: whether the model was called with a mask of four dimensions (or one for each kind of layer).
         position_ids: position ids that the model was called with.
         cached: tokens that the innermost model that has begun had in its cache before; ``None`` of one that was given none.
-        cache: that the model was called with, if any.
         inner_cache: that the innermost model that has begun was called with, if any.
         token_ids: 2-D ids that the model, and models inside it, were called with, in the order of the calls; -1 for learned
             tokens that it puts in front.
         front: learned tokens that the model puts in front of every text.
         source_ids: 2-D ids that the encoder of an encoder–decoder was called with in this forward.
-        past_ids: int64 ``(batch, cached)``: ids of the tokens in the cache, -1 where they are not known; ``None`` without any.
     """
 
     masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
@@ -60,12 +59,10 @@ class Forward:
     masked_by_caller: bool = False
     position_ids: Tensor | None = None
     cached: int | None = None
-    cache: Cache | None = None
     inner_cache: Cache | None = None
     token_ids: list[Tensor] = dataclasses.field(default_factory=list)
     front: int = 0
     source_ids: Tensor | None = None
-    past_ids: Tensor | None = None
 
     def source_tokens(self, key_positions: Tensor) -> Tensor | None:
         """Ids of the tokens of the keys of a cross-attention call, as :meth:`key_tokens`."""
@@ -85,26 +82,20 @@ class Forward:
             self.early_masks += [dataclasses.replace(record, mask=mask) for record in chosen[-1:]]  # the next layer's, too
         return chosen[-1] if chosen else None
 
-    def key_tokens(self, key_positions: Tensor, q_len: int, record: seam.MaskRecord | None) -> Tensor | None:
-        """Ids of the tokens of the keys of a self-attention call, int64 ``(batch, kv_len)``, -1 where there is none or it is
-        not known; ``None`` where the model was not given ids for these queries.
+    def key_tokens(self, key_positions: Tensor, q_len: int) -> Tensor | None:
+        """Ids of the tokens of the keys of a self-attention call, int64 ``(batch, kv_len)``, -1 where there is none; ``None``
+        where the model was not given ids for these queries, and behind a cache, whose tokens are not known.
 
         Args:
             key_positions: int64 ``(batch, kv_len)``, -1 for padding.
-            record: what the host said about the mask of the call; how many cached keys it leaves out is known only from there.
         """
         batch, kv_len = key_positions.shape
         ids = next((ids for ids in reversed(self.token_ids) if tuple(ids.shape) == (batch, q_len)), None)
-        if ids is None:
+        if ids is None or self.cached:
             return None
-        ids = ids.to(key_positions.device)
-        if self.past_ids is not None:
-            past = self.past_ids if len(self.past_ids) == batch else self.past_ids.new_full((batch, self.past_ids.shape[1]), -1)
-            ids = torch.cat((past.to(ids.device), ids), dim=1)
-        offset = record.kv_offset if record is not None else 0
-        ids = ids[:, offset : offset + kv_len]
         # A static cache has keys that are not written yet.
-        return nn.functional.pad(ids, (0, kv_len - ids.shape[1]), value=-1).masked_fill(key_positions < 0, -1)
+        ids = nn.functional.pad(ids.to(key_positions.device), (0, kv_len - q_len), value=-1)
+        return ids.masked_fill(key_positions < 0, -1)
 
     def counted(self, batch: int, length: int, device: torch.device) -> Positions:
         """Positions of the tokens that enter the first layer, before an attention call has given them: behind what is cached,
@@ -136,6 +127,147 @@ class Forward:
 def _equal(mask: Tensor, other: Tensor) -> bool:
     same = (mask.shape, mask.dtype, mask.device) == (other.shape, other.dtype, other.device)
     return same and torch.equal(mask, other)
+
+
+def read_positions(
+    record: seam.MaskRecord | None,
+    visible: Visibility,
+    forward: Forward,
+    shape: tuple[int, int, int],
+    *,
+    cross: bool,
+    position_ids: Tensor | None,
+    device: torch.device,
+) -> tuple[Positions, Positions]:
+    """Positions of the queries and of the keys of one call.
+
+    Args:
+        record: what the host said about the mask; offsets of cached and sliding keys are known only from there.
+        forward: that the call is part of, for calls whose mask the host did not build. Documents that a mask of four dimensions
+            from its caller keeps apart are documents, whatever the position ids. (Masks that a model makes of itself hold other
+            things apart: the windows of Swin.)
+        shape: samples, queries and keys.
+        cross: cross-attention; the host's padding then speaks of the keys alone.
+        position_ids: of the model's call; a restart of the count begins a new document if the mask agrees.
+
+    Raises:
+        InputError: documents of one row that share keys, such as learned tokens in front of the row.
+    """
+    batch, q_len, kv_len = shape
+    token_masks, cached = forward.token_masks, forward.cached
+    if record is not None:
+        q_offset = record.q_offset
+    elif cross:
+        q_offset = 0
+    else:  # a cache made beforehand is longer than what has been written to it, one with a window shorter
+        q_offset = max(kv_len - q_len, 0) if cached is None else min(cached, max(kv_len - q_len, 0))
+    kv_offset = record.kv_offset if record is not None else 0
+    padding = record.padding if record is not None and record.padding is not None else None
+    if padding is not None and padding.shape[0] != batch:
+        padding = None  # the batch was unfolded (beams, windows); the mask itself still hides the padding
+    if cross:
+        keys = padding if padding is not None else _fitting(token_masks, batch, kv_len)
+        decoded = forward.decoded(q_len)
+        return (
+            _count(_fitting(token_masks, batch, decoded + q_len), batch, decoded, q_len, device),
+            _count(keys, batch, 0, kv_len, device),
+        )
+    if padding is None and record is None:
+        padding = _fitting(token_masks, batch, kv_len)
+    whole = padding is None and q_len == kv_len > 1 and q_offset == 0
+    if whole and record is None and isinstance(visible, Dense):
+        padding = _seen(visible.mask, batch, alone=forward.masked_by_caller)
+        if forward.masked_by_caller:
+            packed = _kept_apart(visible.mask, batch, padding)
+            if packed is not None:
+                return packed, packed
+            position_ids = None  # branches behind one prefix count from where it ends, and see it: one document
+    if whole and position_ids is not None:
+        packed = _documents(position_ids, visible, batch, q_len, padding, device)
+        if packed is not None:
+            return (packed, packed) if padding is None else (packed.without(padding), packed.without(padding))
+    of_keys = _count(padding, batch, kv_offset, kv_len, device)
+    written = q_offset + q_len - kv_offset
+    if padding is None and written < kv_len and visible.state(0, q_len, written, kv_len) == "none":
+        # The empty slots of a static cache; where the host is given padding, it ends before them.
+        of_keys = of_keys.without((torch.arange(kv_len, device=device) < written).expand(batch, -1))
+    return _count(padding, batch, q_offset, q_len, device), of_keys
+
+
+def _count(tokens: Tensor | None, batch: int, start: int, length: int, device: torch.device) -> Positions:
+    if tokens is None:
+        return Positions.plain(batch, length, device, start)
+    return Positions.counted(tokens, start, length, device)
+
+
+def _seen(mask: Tensor, batch: int, *, alone: bool) -> Tensor | None:
+    """Keys that some query sees, boolean ``(batch, kv_len)``; ``None`` where all are."""
+    pairs = mask.any(dim=1)
+    seen = pairs.any(dim=1)
+    if alone and pairs.shape[1] > 1:
+        others = pairs & ~torch.eye(pairs.shape[1], dtype=torch.bool, device=pairs.device)
+        linked = others.any(dim=1) | others.any(dim=2)
+        seen = torch.where(linked.any(dim=1, keepdim=True), seen & linked, seen) & ~_filled(pairs)
+    return None if bool(seen.all()) else seen.expand(batch, -1)
+
+
+def _filled(pairs: Tensor) -> Tensor:
+    """Tokens in front that see everything and that only such see, boolean ``(batch or 1, length)``."""
+    front = pairs.all(dim=2).long().cumprod(dim=1).bool()
+    behind = pairs & ~front[:, :, None]
+    causal = ~behind.triu(1).flatten(1).any(dim=1, keepdim=True)
+    unseen = ~(behind.any(dim=1) & front).any(dim=1, keepdim=True)
+    return front & causal & unseen & ~front.all(dim=1, keepdim=True)
+
+
+def _fitting(masks: list[Tensor], batch: int, length: int) -> Tensor | None:
+    return next((mask for mask in reversed(masks) if tuple(mask.shape) == (batch, length)), None)
+
+
+def _documents(
+    position_ids: Tensor, visible: Visibility, batch: int, length: int, tokens: Tensor | None, device: torch.device
+) -> Positions | None:
+    if position_ids.ndim != 2 or position_ids.shape[1] != length:
+        return None
+    restarts = (position_ids[:, 1:] != position_ids[:, :-1] + 1).to(device)
+    if not bool(restarts.any()):
+        return None
+    # The count alone does not hide anything: only where the query really cannot see its predecessor does a document begin.
+    starts = torch.zeros(batch, length, dtype=torch.bool, device=device)
+    starts[:, 0] = True
+    for query in (restarts.any(0).nonzero()[:, 0] + 1).tolist():
+        before = visible.block(query, query + 1, 0, query)[:, 0, 0]
+        begins = restarts[:, query - 1] & ~before[:, -1]
+        # A key of all documents has no document and no position of one: what each gave it cannot be told apart in its column.
+        shares = begins & before.any(dim=1)
+        if bool(shares.any() if tokens is None else (shares & tokens[:, query].to(device)).any()):
+            raise InputError(
+                f"a row holds several documents, and the one that begins at index {query} sees earlier keys but not the "
+                "document before it, as learned tokens in front of a row are seen by all: what each document gives to such a "
+                "key cannot be told apart. Give every document a row of its own"
+            )
+        starts[:, query] = begins
+    index = torch.arange(length, device=device).expand(batch, length)
+    first = torch.where(starts, index, 0).cummax(dim=1).values
+    return Positions(index - first, torch.cumsum(starts, dim=1) - 1)
+
+
+def _kept_apart(mask: Tensor, batch: int, tokens: Tensor | None) -> Positions | None:
+    """Positions in documents that no query looks out of or into; ``None`` where every row is one document."""
+    seen = mask.any(dim=1).expand(batch, -1, -1)
+    length = seen.shape[-1]
+    index = torch.arange(length, device=seen.device)
+    tokens = torch.ones(batch, length, dtype=torch.bool, device=seen.device) if tokens is None else tokens
+    linked = (seen | seen.mT) & tokens[:, :, None] & tokens[:, None]
+    # The first token that each one is linked with, itself at the latest; a document begins where none behind reaches before.
+    first = torch.where(linked.any(-1), linked.byte().argmax(-1), index).minimum(index)
+    reached = first.flip(-1).cummin(-1).values.flip(-1)
+    starts = (reached == index) & tokens
+    if not bool((starts.sum(1) > 1).any()):
+        return None
+    before = torch.cumsum(tokens, dim=1) - tokens.long()
+    positions = before - torch.where(starts, before, 0).cummax(dim=1).values
+    return Positions(positions, torch.cumsum(starts, dim=1) - 1).without(tokens)
 
 
 def describe_call(
@@ -183,18 +315,14 @@ def describe_call(
             "that says which ones it has dropped, so that positions are not known; measure texts of fewer than "
             f"{window - 1:,} tokens in front"
         )
+    given_ids = kwargs.get("position_ids")
     queries, keys = read_positions(
         record,
         visible,
-        batch=batch,
-        q_len=q_len,
-        kv_len=kv_len,
+        forward,
+        (batch, q_len, kv_len),
         cross=site.kind == "cross",
-        decoded=decoded,
-        cached=forward.cached,
-        token_masks=forward.token_masks,
-        masked_by_caller=forward.masked_by_caller,
-        position_ids=kwargs.get("position_ids") if kwargs.get("position_ids") is not None else forward.position_ids,
+        position_ids=forward.position_ids if given_ids is None else given_ids,
         device=query.device,
     )
     scaling = kwargs.get("scaling")
@@ -231,7 +359,7 @@ def describe_call(
         head_outputs=outputs.reshape(batch, q_len, num_heads, -1),
         log_sum_exp=log_sum_exp,
         key_tokens=(
-            forward.source_tokens(keys.positions) if site.kind == "cross" else forward.key_tokens(keys.positions, q_len, record)
+            forward.source_tokens(keys.positions) if site.kind == "cross" else forward.key_tokens(keys.positions, q_len)
         ),
         front=forward.front if site.kind == "self" else 0,
         cached_keys=known_before if site.kind == "self" else kv_len if decoded else 0,

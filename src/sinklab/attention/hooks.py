@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,26 +17,22 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import LayerOutput, Site, run_name
 from sinklab.attention.editing import Editing
 from sinklab.attention.forward import Forward
-from sinklab.attention.host_arguments import given_cache, returned_cache
+from sinklab.attention.host_arguments import given_cache
 from sinklab.errors import SessionError, UnsupportedModelError
-
-if TYPE_CHECKING:
-    from transformers import Cache
-
-NO_KWARGS: dict[str, object] = {}
-"""Default of the pre-hooks: while another thread registers a hook, torch may call it in this one without keyword arguments. The
-hook then belongs to the other thread's session and returns at once."""
 
 
 class _Hook:
-    """A hook that no copy of its model takes along: there it would show the session a model that is not its own, for good."""
+    """A hook that acts where the context that runs the model is the one that records: hooks fire in every thread.
 
-    def __init__(self, model: str, function: Callable[..., object]) -> None:
-        self.model, self.function = model, function
+    No copy of its model takes it along: there it would show the session a model that is not its own, for good.
+    """
+
+    def __init__(self, model: str, active: Callable[[], bool], function: Callable[..., object], *given: object) -> None:
+        self.model, self.active, self.function, self.given = model, active, function, given
 
     @seam.not_compiled
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        return self.function(*args, **kwargs)
+    def __call__(self, *args: object) -> object:
+        return self.function(*self.given, *args) if self.active() else None
 
     def __reduce__(self) -> NoReturn:
         raise SessionError(
@@ -82,7 +77,6 @@ class ModelHooks:
         self._sites: dict[str, Site] = {}
         self._layers: dict[str, Site] = {}
         self.early_masks: deque[seam.MaskRecord] = deque(maxlen=8)
-        self._written: weakref.WeakKeyDictionary[Cache, Tensor] = weakref.WeakKeyDictionary()
 
     @property
     def running(self) -> bool:
@@ -97,46 +91,38 @@ class ModelHooks:
         """The session is over: nothing of the last forward, its cache among it, is kept for as long as there are results."""
         self.now = Forward()
         self.early_masks.clear()
-        self._written.clear()
-
-    def __getstate__(self) -> dict[str, object]:
-        """What caches hold is known only of those of this process."""
-        return {**self.__dict__, "_written": None}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state, _written=weakref.WeakKeyDictionary())
 
     def register(self) -> list[RemovableHandle]:
         """Put the hooks in place; each handle takes one away again."""
-        handles, hook = [], functools.partial(_Hook, self.anatomy.model_class)
+        handles, hook = [], functools.partial(_Hook, self.anatomy.model_class, self.active)
         for module in self.anatomy.models:
             handles.append(module.register_forward_pre_hook(hook(self._begin_forward), with_kwargs=True))
             # In front of what a cache does there: it would have planned a step that is never made.
             handles.append(module.register_forward_pre_hook(hook(self._require_places), with_kwargs=True, prepend=True))
             handles.append(module.register_forward_hook(hook(self._end_forward), always_call=True))
         watched = bool(self.needs & {"hidden_states", "head_outputs"})
+        layers = list(enumerate(self.anatomy.layers.items()))
         if self.editing.of_hidden:
             # Before all hooks that show hidden states, to probes or to the caller: they see what the model goes on with.
-            for index, (name, module) in enumerate(self.anatomy.layers.items()):
+            for index, (name, module) in layers:
                 if index == 0:
-                    handles.append(
-                        module.register_forward_pre_hook(hook(self._edit_embeddings(name)), with_kwargs=True, prepend=True)
-                    )
-                handles.append(module.register_forward_hook(hook(self._edit_layer(name, index)), prepend=True))
+                    edit = hook(self._edit_embeddings, name)
+                    handles.append(module.register_forward_pre_hook(edit, with_kwargs=True, prepend=True))
+                handles.append(module.register_forward_hook(hook(self._edit_layer, name, index), prepend=True))
         if self.anatomy.shares_layers and (watched or self.editing.of_hidden):
-            for name, module in self.anatomy.layers.items():
-                handles.append(module.register_forward_pre_hook(hook(self._count_layer(name)), prepend=True))
+            for _, (name, module) in layers:
+                handles.append(module.register_forward_pre_hook(hook(self._count_layer, name), prepend=True))
         for name, module in self.anatomy.attention.items():
-            handles.append(module.register_forward_pre_hook(hook(self._begin_module(name)), with_kwargs=True))
+            handles.append(module.register_forward_pre_hook(hook(self._begin_module, name), with_kwargs=True))
             if "attention_outputs" in self.needs:
-                handles.append(module.register_forward_hook(hook(self._end_attention(name))))
+                handles.append(module.register_forward_hook(hook(self._end_attention, name)))
             if "gated_heads" in self.needs and self.anatomy.gated(name):
                 projection = self.anatomy.modules[str(self.anatomy.projection_name(name))]
-                handles.append(projection.register_forward_pre_hook(hook(self._leave_gate(name, module))))
+                handles.append(projection.register_forward_pre_hook(hook(self._leave_gate, name, module)))
         if watched:
-            for index, (name, module) in enumerate(self.anatomy.layers.items()):
-                handles.append(module.register_forward_pre_hook(hook(self._begin_layer(name, index)), with_kwargs=True))
-                handles.append(module.register_forward_hook(hook(self._end_layer(name, index))))
+            for index, (name, module) in layers:
+                handles.append(module.register_forward_pre_hook(hook(self._begin_layer, name, index), with_kwargs=True))
+                handles.append(module.register_forward_hook(hook(self._end_layer, name, index)))
         return handles
 
     def site(self, name: str, module: nn.Module, width: int | None = None) -> Site:
@@ -173,11 +159,9 @@ class ModelHooks:
         """What enters the first layer, as a site."""
         return Site(module=f"{name}.input", layer=-1, part=self.anatomy.part(name))
 
-    # --- hooks; they fire in every thread that runs the model, so each asks first whether this context records ---
+    # --- hooks ---
 
-    def _begin_forward(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
-        if not self.active():
-            return
+    def _begin_forward(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         outermost = self.depth == 0
         if outermost:
             self._begin_record()
@@ -197,10 +181,6 @@ class ModelHooks:
             self.now.token_ids.append(nn.functional.pad(ids.long(), (0 if self.now.cached else front, 0), value=-1))
             if module is self.anatomy.encoder:
                 self.now.source_ids = ids.long()
-        if outermost:
-            self.now.cache = cache
-            if self.now.cached and self.now.token_ids:
-                self.now.past_ids = self._ids_of_cache(cache, self.now.cached, self.now.token_ids[-1])
         if self.now.position_ids is None and isinstance(kwargs.get("position_ids"), Tensor):
             self.now.position_ids = kwargs["position_ids"]
 
@@ -215,16 +195,9 @@ class ModelHooks:
                 "model.gradient_checkpointing_disable() or measure under torch.no_grad()"
             )
 
-    def _ids_of_cache(self, cache: Cache | None, length: int, ids: Tensor) -> Tensor:
-        """Ids of the ``length`` tokens that a cache holds, -1 where they were not seen, for as many rows as ``ids`` has."""
-        known = self._written.get(cache)
-        if known is None or known.shape[1] < length:
-            known = ids.new_full((len(ids), length), -1)
-        return known[:, :length]
-
-    def _require_places(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any] = NO_KWARGS) -> None:
+    def _require_places(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a cache whose keys are not in the order of the text where somebody asks at which positions they are."""
-        if not self.active() or self.depth:
+        if self.depth:
             return
         cache = given_cache(kwargs)
         held = getattr(cache, "self_attention_cache", cache)
@@ -236,11 +209,10 @@ class ModelHooks:
             )
 
     def _end_forward(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
-        if not self.active() or self.depth == 0:
+        if self.depth == 0:
             return
         self.depth -= 1
         if self.depth == 0:
-            self._remember(returned_cache(output) if self.now.cache is None else self.now.cache)
             silent = [name for name in self.now.starts if name not in self.now.called]
             self.now.masks.clear()
             self.now.early_masks.clear()
@@ -252,59 +224,30 @@ class ModelHooks:
                     "attn_implementation"
                 )
 
-    def _remember(self, cache: object) -> None:
-        """Keep the ids of the tokens that a cache holds after a forward, for the next one that is given it."""
-        past, ids = self.now.past_ids, self.now.token_ids
-        if ids and hasattr(cache, "get_seq_length"):
-            written = ids[-1] if past is None else torch.cat((past, ids[-1]), dim=1) if len(past) == len(ids[-1]) else None
-            if written is not None and int(cache.get_seq_length()) == written.shape[1]:
-                self._written[cache] = written
+    def _begin_module(self, name: str, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        self.now.starts[name] += 1
+        if any(isinstance(kwargs.get(key), Tensor) for key in ("key_value_states", "encoder_hidden_states")):
+            self.now.cross.add(name)
 
-    def _begin_module(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> None:
-            if self.active():
-                self.now.starts[name] += 1
-                if any(isinstance(kwargs.get(key), Tensor) for key in ("key_value_states", "encoder_hidden_states")):
-                    self.now.cross.add(name)
+    def _end_attention(self, name: str, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        self.show(self._layer_output("attention", self.site(name, module), output))
 
-        return hook
+    def _leave_gate(self, name: str, attention: nn.Module, module: nn.Module, args: tuple[object, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].ndim == 3:
+            self.show(self._layer_output("heads", self.site(name, attention), args[0]))
 
-    def _end_attention(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-            if self.active():
-                self.show(self._layer_output("attention", self.site(name, module), output))
+    def _edit_embeddings(self, name: str, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        hidden = args[0] if args else kwargs.get("hidden_states")
+        if not isinstance(hidden, Tensor) or self.now.layer_runs[name] > 1:
+            return None
+        edited = self._edited_hidden(self._entrance(name), hidden)
+        if edited is None:
+            return None
+        return ((edited, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": edited})
 
-        return hook
-
-    def _leave_gate(self, name: str, attention: nn.Module) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[object, ...]) -> None:
-            if self.active() and args and isinstance(args[0], Tensor) and args[0].ndim == 3:
-                self.show(self._layer_output("heads", self.site(name, attention), args[0]))
-
-        return hook
-
-    def _edit_embeddings(self, name: str) -> Callable[..., object]:
-        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> object:
-            hidden = args[0] if args else kwargs.get("hidden_states")
-            if not self.active() or not isinstance(hidden, Tensor) or self.now.layer_runs[name] > 1:
-                return None
-            edited = self._edited_hidden(self._entrance(name), hidden)
-            if edited is None:
-                return None
-            return ((edited, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": edited})
-
-        return hook
-
-    def _edit_layer(self, name: str, index: int) -> Callable[..., object]:
-        def hook(module: nn.Module, args: tuple[object, ...], output: object) -> object:
-            if not self.active():
-                return None
-            edited = self._edited_hidden(self._layer_site(name, index), output)
-            if edited is None:
-                return None
-            return (edited, *output[1:]) if isinstance(output, tuple) else edited
-
-        return hook
+    def _edit_layer(self, name: str, index: int, module: nn.Module, args: tuple[object, ...], output: object) -> object:
+        edited = self._edited_hidden(self._layer_site(name, index), output)
+        return (edited, *output[1:]) if edited is not None and isinstance(output, tuple) else edited
 
     def _edited_hidden(self, site: Site, output: object) -> Tensor | None:
         if not self.editing.edits_layer(site.layer):
@@ -320,36 +263,26 @@ class ModelHooks:
             )
         return self.editing.edit_layer(self._layer_output("layer", site, output))
 
-    def _count_layer(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[object, ...]) -> None:
-            if self.active():
-                self.now.layer_runs[name] += 1
+    def _count_layer(self, name: str, module: nn.Module, args: tuple[object, ...]) -> None:
+        self.now.layer_runs[name] += 1
 
-        return hook
+    def _begin_layer(
+        self, name: str, index: int, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
+        hidden = args[0] if args else kwargs.get("hidden_states")
+        if isinstance(hidden, Tensor):
+            if self.anatomy.streams == 1:  # of several streams a head's output is added to a mixture, which nobody sees
+                self.now.residuals[name] = hidden.detach()
+            if index == 0 and self.now.layer_runs[name] <= 1:
+                self.now.embeddings = hidden.detach()
 
-    def _begin_layer(self, name: str, index: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object] = NO_KWARGS) -> None:
-            hidden = args[0] if args else kwargs.get("hidden_states")
-            if self.active() and isinstance(hidden, Tensor):
-                if self.anatomy.streams == 1:  # of several streams a head's output is added to a mixture, which nobody sees
-                    self.now.residuals[name] = hidden.detach()
-                if index == 0 and self.now.layer_runs[name] <= 1:
-                    self.now.embeddings = hidden.detach()
-
-        return hook
-
-    def _end_layer(self, name: str, index: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-            if not self.active():
-                return
-            self.now.residuals.pop(name, None)  # of a deep model all of them together would be the largest thing in memory
-            if self.now.embeddings is not None:
-                # Positions are known only after the first attention call, so the embeddings wait for it.
-                self.show(self._layer_output("layer", self._entrance(name), self.now.embeddings))
-                self.now.embeddings = None
-            self.show(self._layer_output("layer", self._layer_site(name, index), output))
-
-        return hook
+    def _end_layer(self, name: str, index: int, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        self.now.residuals.pop(name, None)  # of a deep model all of them together would be the largest thing in memory
+        if self.now.embeddings is not None:
+            # Positions are known only after the first attention call, so the embeddings wait for it.
+            self.show(self._layer_output("layer", self._entrance(name), self.now.embeddings))
+            self.now.embeddings = None
+        self.show(self._layer_output("layer", self._layer_site(name, index), output))
 
     def _layer_output(self, kind: str, site: Site, output: object) -> LayerOutput:
         hidden = self.anatomy.hidden_states(output)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
-from sinklab.attention.probe import Probe
+from sinklab.attention.probe import Probe, filled
 from sinklab.errors import SessionError
 from sinklab.results.environment import require_whole
 from sinklab.results.metric import Metric, Row
@@ -93,10 +93,7 @@ class AttentionMaps(Probe):
             self.ids.setdefault(call.site.part, call.key_tokens.gather(1, keys).cpu())
 
     def _keep_columns(self, call: AttentionCall, statistics: Statistics, keys: Tensor) -> None:
-        received, share, seen = statistics.column_sum, statistics.column_share, statistics.column_count
-        assert received is not None  # asked for in ``needs``
-        assert share is not None
-        assert seen is not None
+        received, share, seen = filled(statistics, "column_sum", "column_share", "column_count")
         kept = {"seen": seen.amax(1).expand(len(received), -1).gather(1, keys), "queries": call.counted.sum(-1)}
         for name, sums in (("received", received), ("share", share)):
             mean = torch.where(seen > 0, sums / seen.clamp_min(1), torch.nan)

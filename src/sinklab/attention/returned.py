@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
@@ -47,26 +48,23 @@ class GivenWeights(Operation):
     """Weights that are there already and stand where a call has its scores; what computed them is not known.
 
     Args:
-        null: what a row lacks to one is its null mass. It is the difference, good to the rounding of the row sum.
+        sums: what rows sum to. A null mass is what a row lacks to one, good to the rounding of the row sum.
     """
 
     name: ClassVar[str] = "given weights"
-    normalized: ClassVar[bool] = True
-    null: bool = False
+    sums: RowSums = "one"
+
+    @property
+    def normalized(self) -> bool:  # type: ignore[override]
+        """Whether a row and its null mass sum to one."""
+        return self.sums != "any"
 
     def weights(self, scores: Tensor, visible: Tensor | None, null_scores: Tensor | None = None) -> Tensor:
         scores = scores if scores.dtype == torch.float64 else scores.float()
         return scores if visible is None else scores.masked_fill(~visible, 0.0)
 
     def null_mass(self, scores: Tensor, visible: Tensor | None, null_scores: Tensor | None = None) -> Tensor | None:
-        return (1.0 - self.weights(scores, visible).sum(dim=-1)).clamp(min=0.0) if self.null else None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _UnnormalizedWeights(GivenWeights):
-    """The same of an operation whose rows have no fixed sum."""
-
-    normalized: ClassVar[bool] = False
+        return (1.0 - self.weights(scores, visible).sum(dim=-1)).clamp(min=0.0) if self.sums == "null_mass" else None
 
 
 @dataclasses.dataclass
@@ -113,7 +111,6 @@ def given_call(
     unknown = torch.full((), float("nan"), dtype=weights.dtype, device=weights.device)
     real = keys.positions >= 0
     visible = rule if bool(real.all()) else Keys(real) if isinstance(rule, Everything) else rule & Keys(real)
-    operation = _UnnormalizedWeights() if row_sums == "any" else GivenWeights(null=row_sums == "null_mass")
     return GivenCall(
         site=site,
         queries=unknown.expand(batch, heads, q_len, 1),
@@ -121,7 +118,7 @@ def given_call(
         values=unknown.expand(batch, heads, kv_len, 1),
         scaling=1.0,
         visible=visible,
-        operation=operation,
+        operation=GivenWeights(sums=row_sums),
         query_positions=queries.positions,
         key_positions=keys.positions,
         query_documents=queries.documents,
@@ -354,18 +351,15 @@ class ReturnedSession(Session):
         with contextlib.ExitStack() as stack:
             # Before the hooks of the base class, which end the forward.
             for name, module in self._anatomy.attention.items():
-                stack.callback(module.register_forward_pre_hook(self._note(name)).remove)
+                stack.callback(module.register_forward_pre_hook(functools.partial(self._note, name)).remove)
             stack.callback(self.model.register_forward_pre_hook(self._ask, with_kwargs=True).remove)
             stack.callback(self.model.register_forward_hook(self._take).remove)
             stack.enter_context(super()._recording())
             yield
 
-    def _note(self, name: str) -> Callable[[nn.Module, tuple[object, ...]], None]:
-        def hook(module: nn.Module, args: tuple[object, ...]) -> None:
-            if self._active():
-                self._ran.append(name)
-
-        return hook
+    def _note(self, name: str, module: nn.Module, args: tuple[object, ...]) -> None:
+        if self._active():
+            self._ran.append(name)
 
     def _ask(
         self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
@@ -446,7 +440,7 @@ class ReturnedSession(Session):
             self._known[label] = Site(module=label, layer=len(self._known))
             self.sites.append(self._known[label])
         self.calls[name] += 1
-        key_tokens = now.key_tokens(keys.positions, q_len, None)
+        key_tokens = now.key_tokens(keys.positions, q_len)
         return given_call(
             given, self._known[label], Everything(given.device), queries, keys, key_tokens=key_tokens, cached_keys=cached
         )

@@ -189,8 +189,6 @@ class Session:
         table, about = self.table(intervention=None), about or heads.Shown(model=self._model_name)
         if self.tier:
             about = dataclasses.replace(about, notes=[*about.notes, f"{self.tier[0].upper()}{self.tier[1:]}."])
-        if note := self._without_cross():
-            about = dataclasses.replace(about, notes=[*about.notes, note])
         drawn = next((probe for probe in self.probes if isinstance(probe, AttentionMaps) and probe.modules), None)
         maps = received = None
         if drawn is not None:
@@ -218,14 +216,6 @@ class Session:
             threshold=threshold,
         )
         return view
-
-    def _without_cross(self) -> str:
-        """A sentence where a model has cross-attention and no encoder, whose texts its keys would be; empty otherwise."""
-        if not any(self._anatomy.is_cross(name) and not self._anatomy.part(name) for name in self._anatomy.attention):
-            return ""
-        if any(site.kind == "cross" for site in self.sites):
-            return "Cross-attention is not drawn: it attends to the states of an encoder outside of this model."
-        return "Cross-attention is not drawn: it did not run, since no states of an encoder were given."
 
     def __repr__(self) -> str:
         probes = ", ".join(probe.name for probe in self.probes) or "none"
@@ -343,9 +333,9 @@ class Session:
                     raise SessionError(
                         f"{name}: what an intervention recomputes has no gradient; run the model under torch.no_grad()"
                     )
-                call = edited.call
-                outputs, weights = edited.outputs, edited.weights
-                result = (outputs.reshape(result[0].shape), weights, *result[2:])
+                call, weights = edited
+                assert call.head_outputs is not None  # the edited ones
+                result = (call.head_outputs.reshape(result[0].shape), weights, *result[2:])
             if self.probes:
                 needs = self._statistics_needs
                 statistics = column_statistics(call, needs) if needs else Statistics()

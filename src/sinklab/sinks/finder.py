@@ -14,7 +14,7 @@ from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import stands_on_no_key, weights_on_own_keys
 from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Watcher
+from sinklab.attention.probe import Watcher, filled
 from sinklab.errors import SessionError
 from sinklab.results.blocks import front_name
 from sinklab.results.intervals import LEAST_SHARE, just_above, least_count_above, require_threshold
@@ -209,10 +209,7 @@ class SinkFinder(Watcher):
             return
         if call.cached_keys:
             raise SessionError(f"{call.site.module}: sinks are found on whole texts; run the model without a cache")
-        weight, share, count = statistics.column_sum, statistics.column_share, statistics.column_count
-        assert weight is not None  # asked for in ``needs``
-        assert share is not None
-        assert count is not None
+        weight, share, count = filled(statistics, "column_sum", "column_share", "column_count")
         seen, real = count.expand_as(share), call.key_positions >= 0
         queries = _by_document(call, call.counted[:, None].to(share.dtype))[:, 0]
         # Only a key that half of the queries of its document see can be a sink: the mean of a late one is over few rows.
@@ -262,8 +259,7 @@ class SinkFinder(Watcher):
         cached = call.kv_len - call.q_len
         own = weights_on_own_keys(call, statistics.log_sum_exp)
         if not call.operation.normalized:
-            assert statistics.row_mass is not None
-            own = row_share(own, statistics.row_mass, call.operation)
+            own = row_share(own, filled(statistics, "row_mass")[0], call.operation)
         own = nn.functional.pad(own.masked_fill(~call.counted[:, None], 0.0), (cached, 0))
         return own, nn.functional.pad(call.counted.to(share.dtype), (cached, 0))[:, None]
 

@@ -19,7 +19,7 @@ from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.modules import out_of_torch
 from sinklab.attention.operation import repeat_groups, row_share
-from sinklab.attention.probe import Watcher
+from sinklab.attention.probe import Watcher, filled
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.progress import warn
@@ -36,8 +36,7 @@ def share_of_sink(sinks: Sinks, call: AttentionCall, statistics: Statistics) -> 
         return statistics.null_mass
     share = weights_of_keys(call, sinks.all_keys(call), statistics.log_sum_exp).sum(-1)
     if not call.operation.normalized:
-        assert statistics.row_mass is not None
-        share = row_share(share, statistics.row_mass, call.operation)
+        share = row_share(share, filled(statistics, "row_mass")[0], call.operation)
     return share
 
 

@@ -236,12 +236,16 @@ class Sinks:
             Indices of keys; -1 where the document has no such key, where the sink is the null score, and without a sink.
 
         Raises:
-            ConfigurationError: the sink is a group; see :meth:`all_keys`.
+            ConfigurationError: the sink is a group; see :meth:`all_keys`. Or it is a token, and the call has cached keys.
         """
         if self.main is None or self.main.kind == "null":
             return torch.full_like(call.query_positions, -1)
         if self.main.kind == "group":
             raise ConfigurationError(f"the sink is {self.main.describe()}: several keys, where one is asked for")
+        if self.main.kind == "token" and call.cached_keys and call.site.kind == "self":
+            raise ConfigurationError(
+                f"the sink is {self.main.name}, and which tokens the cache holds is not known; run whole texts without a cache"
+            )
         return first_keys(call, self.main.mask(call.key_positions, call.key_documents, call.key_tokens))
 
     def all_keys(self, call: AttentionCall) -> Tensor:

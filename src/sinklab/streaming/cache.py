@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 
 from sinklab.attention.modules import input_device
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.base import Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
@@ -29,7 +29,6 @@ from sinklab.streaming.host import (
     join,
     kept_tensors,
     mask_of,
-    no_mask,
     require_plain,
     split,
     tokens_of,
@@ -48,7 +47,7 @@ from sinklab.streaming.limits import (
 from sinklab.streaming.quantized import make_layers, read_bits
 from sinklab.streaming.slot_table import RecurrentTable, SlotTable, WindowedTable
 from sinklab.streaming.table import OrderedStep, OrderedTable, PlannedStep, StaticStep, Step, Table
-from sinklab.streaming.traits import columns_of, has_ordered_bias, has_states, tokens_in_front, tokens_of_prefix
+from sinklab.streaming.traits import has_ordered_bias, has_states, tokens_in_front
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
@@ -125,7 +124,6 @@ class PolicyCache(Cache, Planner):
         self._outputs: list[ModelOutput] = []  # of the chunks before the last
         self._kept_logits = 0  # how many of the last tokens get logits; 0 for all
         self._front = 0  # learned tokens that the model puts in front of every text
-        self._prefix = 0  # tokens of the text that see each other both ways
         self._unfinished = False  # a forward has begun and not ended: some layers hold its tokens and others do not
         if model is not None:
             self.bind(model)
@@ -174,8 +172,8 @@ class PolicyCache(Cache, Planner):
 
     def _fit(self, model: PreTrainedModel) -> None:
         """Make layers and the table for a model."""
-        self._front, self._prefix = tokens_in_front(model), tokens_of_prefix(model)
-        policy = hosted(self.policy, front=self._front, prefix=self._prefix, rollback=self.rollback)
+        self._front = tokens_in_front(model)
+        policy = hosted(self.policy, front=self._front, rollback=self.rollback)
         if has_ordered_bias(model):
             require_ordered(policy, model)
             if self.quantized or self.rollback:
@@ -252,8 +250,6 @@ class PolicyCache(Cache, Planner):
             if apart is not None:
                 apart.ask(length)
             table.step = table.plan(length, valid)
-            masked = isinstance(table.step, Step) and table.step.visible is not None
-            assert not (masked and isinstance(table, SlotTable) and table.maskless), "refused before anything was planned"
             table.note(ids, batch)
             if static:
                 self._make_static()
@@ -300,14 +296,11 @@ class PolicyCache(Cache, Planner):
             )
         require_plain(model, module, arguments)
         attention = str(getattr(module.config, "_attn_implementation", "eager"))
-        if isinstance(table, SlotTable):
-            table.maskless = "flash" in attention
-            more = "a sliding window narrower than what the policy holds" if isinstance(table, WindowedTable) else ""
-            more = more or ("a prefix" if self._prefix else "")
-            if table.policy.holds_more:
-                more = more or ("`rollback`" if self.rollback else f"policy {self.policy.name!r}")
-            if "flex" in attention or (table.maskless and more):
-                raise no_mask(attention, f"{more or 'a bounded cache'} needs")
+        if isinstance(table, SlotTable) and ("flex" in attention or "flash" in attention):
+            raise UnsupportedModelError(
+                f"attention {attention!r} takes no 4-D mask, which a bounded cache needs; load the model with "
+                'attn_implementation="sdpa"'
+            )
         held = self.batch_size
         if held not in (-1, batch):
             if table.columns:
@@ -315,22 +308,11 @@ class PolicyCache(Cache, Planner):
             table.ids = None
             for layer in self.layers:
                 layer.release()
-        if isinstance(table, SlotTable) and table.maskless and table.leaves_gaps(length + self._new_in_front):
-            raise no_mask("flash", f"policy {self.policy.describe()} needs while it holds no token in some slots")
 
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         """How many of ``length`` new columns can be taken at once."""
         table = self.table
-        size, least = min(length, self.chunk), 1
-        if self._prefix and not table.columns:
-            valid = self._valid(mask, batch, length)
-            least = columns_of(torch.ones(1, length) if valid is None else valid, self._prefix)
-            size = max(size, least)
-        front = self._new_in_front
-        if isinstance(table, SlotTable) and table.maskless:
-            if self._valid(mask, batch, length) is not None:
-                raise no_mask("flash", "a padded batch needs")
-            return max(1, table.unmasked(size + front) - front)
+        size, front = min(length, self.chunk), self._new_in_front
         if size == 1:
             return size
         if mask is not None and length > size:
@@ -338,7 +320,7 @@ class PolicyCache(Cache, Planner):
         valid = self._valid(mask, batch, size)
         if front and valid is not None:
             valid = pad(valid, (front, 0), value=True)
-        return max(least, table.room(size + front, valid) - front)
+        return max(1, table.room(size + front, valid) - front)
 
     @property
     def _new_in_front(self) -> int:

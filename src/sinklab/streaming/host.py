@@ -151,13 +151,6 @@ def require_plain(model: PreTrainedModel, module: nn.Module, arguments: Argument
     require_one_text(arguments)
 
 
-def no_mask(attention: str, who: str) -> UnsupportedModelError:
-    """Why an attention function that takes no mask will not do."""
-    return UnsupportedModelError(
-        f'attention {attention!r} takes no 4-D mask, which {who}; load the model with attn_implementation="sdpa"'
-    )
-
-
 def split(arguments: Arguments, size: int, config: object = None, *, chunk: int) -> tuple[Arguments, Arguments]:
     """The arguments of a forward of the first ``size`` tokens, and those of the others; refuses what cannot be had in chunks.
 

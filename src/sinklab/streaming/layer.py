@@ -227,8 +227,6 @@ class SlotLayer(HeldLayer):
         masters.copy_(_received(masters, key_states, source[:, : self.fixed]))
         keys.copy_(_received(keys, key_states, source))
         values.copy_(_received(values, value_states, source))
-        if step.plain:
-            return key_states, value_states
         if step.shifts is None:
             return torch.cat((old[0], key_states), dim=2), torch.cat((old[1], value_states), dim=2)
         copies = step.shifts.shape[1]

@@ -46,13 +46,22 @@ _TRAINED = "and the model was trained on"
 
 
 def inside(model: object) -> PreTrainedModel:
-    """The model of transformers itself, whose forwards a cache plans; one with a learned prompt of PEFT in front is refused."""
+    """The model of transformers itself, whose forwards a cache plans.
+
+    Refused are one with a learned prompt of PEFT in front, and one whose first tokens see each other both ways.
+    """
     if hasattr(model, "active_peft_config") and unwrapped(model) is model:
         raise UnsupportedModelError(
             f"{type(model).__name__} puts a learned prompt in front of every text, which caches and streams do not follow: use "
             "a cache of transformers"
         )
-    return transformers_model(model)
+    decoder = transformers_model(model)
+    if prefix := tokens_of_prefix(decoder):
+        raise UnsupportedModelError(
+            f"the first {prefix} tokens of a text see each other both ways in {type(decoder).__name__}, which a text that is "
+            "read piece by piece does not let them"
+        )
+    return decoder
 
 
 def require_decoder(model: PreTrainedModel, policy: SlotPolicy) -> None:
@@ -100,7 +109,7 @@ def most_slots(model: PreTrainedModel) -> int | None:
     Layers with a narrower window keep it, as long as others see the whole text.
     """
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
-    both = kinds == {"full_attention", "sliding_attention"} and not tokens_in_front(model) and not tokens_of_prefix(model)
+    both = kinds == {"full_attention", "sliding_attention"} and not tokens_in_front(model)
     return None if both else narrowest(model)
 
 
@@ -212,17 +221,16 @@ def length_known() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostedPolicy(SlotPolicy):
-    """What a cache does under ``rule`` in a model that has more tokens than the text, or sees some of them both ways.
+    """What a cache does under ``rule`` in a model that has more tokens than the text.
 
-    Tokens are counted with the learned ones in front of the text: those are the first, and stay. The first ``prefix`` tokens of
-    the text see each other both ways, as in training. Beyond what the rule lets a query see, the last ``rollback`` tokens
-    that have left its window are held, and seen by nobody: they are needed again when as many of the newest are taken back.
+    Tokens are counted with the learned ones in front of the text: those are the first, and stay. Beyond what the rule lets a
+    query see, the last ``rollback`` tokens that have left its window are held, and seen by nobody: they are needed again when
+    as many of the newest are taken back.
 
     Attributes:
         rule: the policy of the text, whose first token is its 0.
         room: the same with a window that is wider by ``rollback``: who has which slot.
         front: learned tokens in front of the text.
-        prefix: tokens of the text that see each other both ways.
         rollback: how many tokens are held besides.
     """
 
@@ -230,7 +238,6 @@ class HostedPolicy(SlotPolicy):
     rule: SlotPolicy
     room: SlotPolicy
     front: int = 0
-    prefix: int = 0
     rollback: int = 0
 
     @property
@@ -256,9 +263,7 @@ class HostedPolicy(SlotPolicy):
     def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         queries, keys = query_positions - self.front, key_positions - self.front
         of_text = self.rule.visible(queries, keys) & (keys >= 0)
-        in_front = (keys < 0) & (keys <= queries)
-        both_ways = (queries >= 0) & (keys >= 0) & (queries < self.prefix) & (keys < self.prefix)
-        return of_text | in_front | both_ways
+        return of_text | ((keys < 0) & (keys <= queries))
 
     def num_recent(self, query_positions: Tensor) -> Tensor:
         return self.rule.num_recent(query_positions - self.front)
@@ -267,9 +272,9 @@ class HostedPolicy(SlotPolicy):
         return self.rule.describe()
 
 
-def hosted(policy: SlotPolicy, *, front: int = 0, prefix: int = 0, rollback: int = 0) -> SlotPolicy:
-    """The policy as a model with these follows it, itself without any; a prefix must fit, and rollback needs a window."""
-    if not (front or prefix or rollback):
+def hosted(policy: SlotPolicy, *, front: int = 0, rollback: int = 0) -> SlotPolicy:
+    """The policy as a model with these follows it, itself without any; rollback needs a window."""
+    if not (front or rollback):
         return policy
     room = policy
     if rollback:
@@ -279,12 +284,7 @@ def hosted(policy: SlotPolicy, *, front: int = 0, prefix: int = 0, rollback: int
                 "pinned or window"
             )
         room = _changed(policy, window=policy.window + rollback)
-    if prefix >= policy.num_slots:
-        raise ConfigurationError(
-            f"the first {prefix} tokens see each other both ways, and policy {policy.describe()} holds {policy.num_slots} with "
-            f"the newest: they would not be there at once. Choose sizes that add up to {prefix} or more"
-        )
-    return HostedPolicy(rule=policy, room=room, front=front, prefix=prefix, rollback=rollback, positions=policy.positions)
+    return HostedPolicy(rule=policy, room=room, front=front, rollback=rollback, positions=policy.positions)
 
 
 def _changed(policy: Any, **changes: Any) -> Any:

@@ -30,7 +30,6 @@ from sinklab.streaming.traits import (
     has_states,
     states_of,
     tokens_in_front,
-    tokens_of_prefix,
     without_autocast,
 )
 
@@ -233,7 +232,7 @@ class CacheReader(Reader):
     @property
     def forks(self) -> bool:
         """Whether rows of the cache may be taken again while a text is read, as for texts with a common beginning."""
-        return not has_states(self.model) and not tokens_of_prefix(self.model)
+        return not has_states(self.model)
 
     def _require_positions(self, tokens: Tensor, mask: Tensor | None) -> None:
         """Refuse to read past the end of a table of positions, where a GPU would be lost to the process."""
@@ -366,10 +365,11 @@ def verify_model(model: PreTrainedModel) -> None:
 
 
 def _read_a_few(model: PreTrainedModel, chunk: int) -> Tensor:
-    """Logits ``(tokens, vocab_size)`` of a few tokens, and those of a prefix, ``chunk`` at a time."""
-    prefix, vocabulary = tokens_of_prefix(model), model.config.get_text_config().vocab_size
-    policy, more = SinkWindow(num_sinks=1, window=_WINDOW + prefix), tokens_in_front(model) + prefix
-    cache = PolicyCache(policy, model, chunk=chunk, rebase_at=_REBASE_AT + more if chunk == 1 else None)
-    tokens = (torch.arange(_TOKENS + prefix, device=input_device(model)) * 7 + 5).remainder(vocabulary)[None]
+    """Logits ``(tokens, vocab_size)`` of a few tokens, ``chunk`` at a time."""
+    rebase_at = _REBASE_AT + tokens_in_front(model) if chunk == 1 else None
+    cache = PolicyCache(SinkWindow(num_sinks=1, window=_WINDOW), model, chunk=chunk, rebase_at=rebase_at)
+    tokens = (torch.arange(_TOKENS, device=input_device(model)) * 7 + 5).remainder(model.config.get_text_config().vocab_size)[
+        None
+    ]
     logits: Tensor = model(input_ids=tokens, **cache_argument(model, cache), use_cache=True).logits
     return logits[0].to(torch.promote_types(logits.dtype, torch.float32))

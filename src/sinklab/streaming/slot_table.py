@@ -35,7 +35,6 @@ class SlotTable(Table):
         anchors: position with which a pinned key was rotated when it was written, int64 ``(rows, pinned)``.
         full: whether every slot of every row is taken.
         shifted: whether a pinned key has ever been moved.
-        maskless: whether the attention function takes no mask: forwards are then such that they need none.
         apart: whether the sinks of the next chunk are attended to beside its other keys (:mod:`sinklab.streaming.host`).
         left: keys and values of the sinks of the layer whose attention comes next.
         watched: whether it is looked at whether attention gets what the layers return.
@@ -45,7 +44,6 @@ class SlotTable(Table):
     per_row: ClassVar[tuple[str, ...]] = ("seen", "base", "index", "anchors")
     numbers: ClassVar[tuple[str, ...]] = ("columns", "rebases", "full", "shifted", "highest")
     step: Step | StaticStep | None
-    maskless: bool = False
     apart: bool = False
     left: tuple[Tensor, Tensor] | None = None
     watched: bool = False
@@ -114,29 +112,6 @@ class SlotTable(Table):
         evicted = self.policy.evicted(self.tokens(valid, length)[0].clamp(min=0))
         copies = (evicted[1:] != evicted[:-1]).any(dim=1).cumsum(dim=0) + 1
         return 1 + int((copies <= most).sum())
-
-    def unmasked(self, length: int) -> int:
-        """How many of ``length`` new tokens can be taken at once by an attention function that takes no mask.
-
-        The first tokens of a text, as long as the last of them sees all: plain causal attention. Then one after the other.
-        """
-        if self.columns:
-            return 1
-        tokens = torch.arange(min(length, self.policy.num_slots))
-        whole = self.policy.visible(tokens[:, None], tokens).sum(dim=1) == tokens + 1
-        return max(1, int(whole.long().cumprod(dim=0).sum()))
-
-    def leaves_gaps(self, length: int) -> bool:
-        """Whether :meth:`unmasked` tokens and then one after the other of ``length`` ever see a slot that holds nothing yet."""
-        if self.full:
-            return False
-        seen = int(self.seen[0])
-        alone = 0 if self.columns else self.unmasked(length)  # so many see each other as in plain causal attention
-        tokens = torch.arange(seen + length)
-        slots = self.policy.slots(tokens)
-        first = torch.full((self.policy.num_slots,), seen + length).scatter_reduce(0, slots, tokens, "amin")
-        taken = (first[slots] == tokens).cumsum(dim=0)
-        return bool((slots.cummax(dim=0).values >= taken)[seen + alone :].any())
 
     def plan(self, length: int, valid: Tensor | None) -> Step:
         if length > 1 or (valid is not None and not bool(valid.all())):
@@ -214,8 +189,6 @@ class SlotTable(Table):
         self.full = bool((self.index >= 0).all())
 
         queries = tokens.clamp(min=0)
-        if self.maskless and self.columns == length:
-            return Step(length, None, length, None, None, source.to(self.device), used, queries.to(self.device), plain=True)
         shifts, copies, which = self._copies(queries, tokens)
         self.shifted |= shifts is not None and bool(shifts.any())
         old = self.policy.visible(queries[:, :, None], before[:, None]) & (before >= 0)[:, None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -26,20 +25,8 @@ from sinklab.streaming.traits import fingerprint
 
 Json: TypeAlias = dict[str, Any]
 
-_FORMAT, _WITH_ROLLBACK = 2, 3
+_FORMAT = 4
 """Of the file; higher where an older reader would misread it."""
-
-_WRITTEN = {"shifted": "turned"}
-"""Numbers of a table that have another name in the file, which is as old as the format."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedState:
-    """What a file held: the reader that goes on, and whatever else was saved with it."""
-
-    reader: CacheReader
-    notes: Json
-    tensors: dict[str, Tensor]
 
 
 def require_slots(held: PolicyCache | Reader) -> PolicyCache:
@@ -88,15 +75,15 @@ def save_state(
         buffers["ids"] = table.ids
     buffers |= {f"more.{name}": tensor for name, tensor in (tensors or {}).items()}
     record = {
-        "format": _WITH_ROLLBACK if cache.rollback else _FORMAT,
+        "format": _FORMAT,
         "sinklab": __version__,
         "model": {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)},
         "policy": policies.settings(cache.policy),
         "chunk": cache.chunk,
         "rebase_at": cache.rebase_at,
         "quantized": cache.quantized,
-        **({"rollback": cache.rollback} if cache.rollback else {}),
-        "books": {_WRITTEN.get(name, name): count for name, count in table.counts().items()},
+        "rollback": cache.rollback,
+        "books": table.counts(),
         "notes": notes or {},
     }
     text = json.dumps(record)
@@ -115,17 +102,17 @@ def load_state(path: str | Path, model: PreTrainedModel) -> CacheReader:
     Raises:
         InputError: a file that is missing, damaged, of another format, or written with another model.
     """
-    return read_state(path, model).reader
+    return read_state(path, model)[0]
 
 
-def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
-    """As :func:`load_state`, with whatever was saved beside the cache."""
+def read_state(path: str | Path, model: PreTrainedModel) -> tuple[CacheReader, Json, dict[str, Tensor]]:
+    """As :func:`load_state`, with the notes and tensors that were saved beside the cache."""
     path = Path(path)
     record, tensors, digest = _read(path)
-    if record.get("format") not in (_FORMAT, _WITH_ROLLBACK):
+    if record.get("format") != _FORMAT:
         raise InputError(
             f"{path} has format {record.get('format')} of sinklab {record.get('sinklab', '?')}; sinklab "
-            f"{__version__} reads formats {_FORMAT} and {_WITH_ROLLBACK}. Read the text again with this version"
+            f"{__version__} reads format {_FORMAT}. Read the text again with this version"
         )
     if digest is not None and digest != _digest(json.dumps(record), tensors):
         raise InputError(f"{path} is damaged: its SHA-256 is not that of what was written; read the text again")
@@ -135,8 +122,8 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
         settings = {name: record[name] for name in names if record.get(name) is not None}
         policy = policies.make(record["policy"])
         cache = PolicyCache(policy, model, **settings)
-        table, written = cache.table, {name: read for read, name in _WRITTEN.items()}
-        table.restore(_below("books.", tensors), {written.get(name, name): number for name, number in record["books"].items()})
+        table = cache.table
+        table.restore(_below("books.", tensors), record["books"])
         on_device = {name: tensor.to(table.device) for name, tensor in tensors.items()}
         for index, layer in enumerate(cache.layers):
             layer.restore(_below(f"layers.{index}.", on_device))
@@ -145,7 +132,7 @@ def read_state(path: str | Path, model: PreTrainedModel) -> SavedState:
         if isinstance(error, SinklabError):
             raise
         raise InputError(f"{path} is damaged: {type(error).__name__} {error}") from error
-    return SavedState(CacheReader(model, cache.policy, cache), record["notes"], _below("more.", tensors))
+    return CacheReader(model, cache.policy, cache), record["notes"], _below("more.", tensors)
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -26,7 +26,6 @@ from sinklab.streaming.host import BOUNDARIES, require_one_text
 from sinklab.streaming.limits import fitting_policy, inside
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.state import read_state, save_state
-from sinklab.streaming.traits import columns_of, tokens_of_prefix
 
 Given: TypeAlias = str | Tensor | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | Mapping[str, Any]
 """What may be fed: a text or its ids, or one of them for each row of a batch."""
@@ -147,8 +146,6 @@ class Stream:
         while self._unread is not None:
             (ids, mask), self._unread = self._unread, None  # what a model refuses is not read again
             size = self.chunk
-            if not self.reader.position and (prefix := tokens_of_prefix(self.model)):
-                size = max(size, columns_of(mask, prefix))
             self._read(ids[:, :size], mask[:, :size])
             self._ended = [False] * len(ids)
             if ids.shape[1] > size:
@@ -318,14 +315,13 @@ class Stream:
         """
         if fixed := changes.keys() & {"policy", "keep"}:
             raise ConfigurationError(f"{min(fixed)} cannot change a stream that goes on; begin another one")
-        saved = read_state(path, model)
-        notes, tensors = saved.notes, saved.tensors
+        reader, notes, tensors = read_state(path, model)
         if "settings" not in notes:
             raise InputError(f"{path} is the state of a cache and not of a stream; load it with load_state()")
         settings = notes["settings"]
         if changes.get("temperature", settings["temperature"]) == 0:  # what was said of draws would have no effect
             settings = {name: value for name, value in settings.items() if name not in ("top_k", "top_p", "seed")}
-        loaded = cls(model, policy=saved.reader, tokenizer=tokenizer, **{**settings, **changes})
+        loaded = cls(model, policy=reader, tokenizer=tokenizer, **{**settings, **changes})
         loaded._ended, loaded._valid = list(notes["ended"]), tensors["valid"]
         loaded._pending, loaded._logits = tensors.get("pending"), tensors.get("logits")
         if _UNREAD[0] in tensors:

@@ -33,7 +33,6 @@ class Step:
         position_ids: int64 ``(rows, length)`` for the model.
         matrices: those of :attr:`shifts` by rotation and dtype.
         origin: the same step on the device of the table, where this one is for layers on another.
-        plain: the first tokens of a text, unpadded and all held: a layer returns the keys of a chunk as they are given, causal.
         which: for a chunk whose sinks are attended to apart, the copy that each query sees, int64 ``(length,)``.
         bias: the visible keys as scores, once they have been asked for.
         at: the step among those of :attr:`shifts`, ``(steps, 1, 1 or pinned)``, where several were planned at once.
@@ -49,7 +48,6 @@ class Step:
     position_ids: Tensor
     matrices: dict[tuple[Rotation, torch.dtype], Tensor] = dataclasses.field(default_factory=dict)
     at: int | None = None
-    plain: bool = False
     origin: Step | None = None
     which: Tensor | None = None
     bias: Tensor | None = None

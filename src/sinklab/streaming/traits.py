@@ -22,7 +22,7 @@ from sinklab.attention.folding import unmarked
 from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import held, input_device
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, state_of
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.errors import UnsupportedModelError
 
 _MARGIN, _ROUNDING = 0.1, 1e-4
 """Largest distance from the state of a text read at once: over that of a state that has seen the second half of it alone, and
@@ -37,8 +37,8 @@ _SAMPLED = 8
 _continues: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
-def fingerprint(model: PreTrainedModel, *, rounded: bool = False) -> str:
-    """16 hexadecimal digits of a hash over config and some weights (``rounded`` to bfloat16 first): whose a saved cache is.
+def fingerprint(model: PreTrainedModel) -> str:
+    """16 hexadecimal digits of a hash over config and some weights: whose a saved cache is.
 
     Eight tensors, spread over the model, are read at both ends: another checkpoint of the same architecture differs, and so
     does another dtype.
@@ -49,14 +49,12 @@ def fingerprint(model: PreTrainedModel, *, rounded: bool = False) -> str:
     for name, weight in weights[:: max(1, len(weights) // _SAMPLED)]:
         flat = held(model, name).flatten()
         ends = torch.cat((flat[:256], flat[-256:])).cpu().contiguous()
-        if rounded and ends.is_floating_point():
-            ends = ends.to(torch.bfloat16)
         digest.update(f"{name} {tuple(weight.shape)} {ends.dtype}".encode())
         digest.update(ends.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-# --- tokens that are not of the text, or seen both ways -------------------------------------------------------------------
+# --- tokens that are not of the text -------------------------------------------------------------------
 
 
 def tokens_in_front(model: PreTrainedModel) -> int:
@@ -67,18 +65,6 @@ def tokens_in_front(model: PreTrainedModel) -> int:
 def tokens_of_prefix(model: PreTrainedModel) -> int:
     """How many of the first tokens of a text see each other both ways."""
     return int(getattr(model.config.get_text_config(), "prefix_length", 0) or 0)  # SinkLM
-
-
-def columns_of(valid: Tensor, count: int) -> int:
-    """Columns from the first one on in which every row of a boolean ``(rows, length)`` has ``count`` tokens; all must have
-    them."""
-    totals = valid.long().cumsum(dim=1)
-    if (fewest := int(totals[:, -1].min())) < count:
-        raise ConfigurationError(
-            f"the first {count} tokens of a text see each other both ways, and the cache is given {fewest} to begin with; give "
-            f"{count} or more at once"
-        )
-    return int((totals < count).sum(dim=1).max()) + 1
 
 
 def has_ordered_bias(model: PreTrainedModel) -> bool:
@@ -440,7 +426,7 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
     )
     where = None if positions is None else positions[:, None].to(input_device(model))
     masks = {}
-    if front or tokens_of_prefix(model):  # what the tokens see must not depend on their positions
+    if front:  # what the tokens see must not depend on their positions
         size = front + tokens.shape[1]
         mask = torch.ones(size, size, dtype=torch.bool, device=tokens.device).tril()
         mask[front:, :front] = False

@@ -82,11 +82,8 @@ def _runs(strips: Iterable[tuple[int, int, TileState]], join: bool = False) -> I
         yield members[0][0], members[-1][1], members[0][2] if len(states) == 1 else "some"
 
 
-def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple[Tensor, Tensor]:
+def visible_counts(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """How many counted queries see each key, and how many keys each query sees.
-
-    Args:
-        plan: of the call's visibility; of no use where that is a band, whose counts are differences of running sums.
 
     Returns:
         float32 ``(batch or 1, num_heads or 1, kv_len)`` and float32 ``(batch or 1, num_heads or 1, q_len)``; a dimension is
@@ -96,23 +93,16 @@ def visible_counts(call: AttentionCall, plan: list[Tile] | None = None) -> tuple
     band = call.visible.band()
     if band is not None:
         return counts_if_all_count(call, band) if call.all_counted else counts_of_band(band, counted, call.kv_len)
-    plan = plan_tiles(call.visible, call.q_len, call.kv_len, 256, 1024) if plan is None else plan
     # The rule tells its batch and head dimensions with its smallest block.
     batch, heads = call.visible.block(0, 1, 0, 1).shape[:2]
     device = call.queries.device
     columns = torch.zeros(max(batch, counted.shape[0]), heads, call.kv_len, device=device)
     rows = torch.zeros(batch, heads, call.q_len, device=device)
-    for tile in plan:
-        queries, keys = slice(tile.query_start, tile.query_stop), slice(tile.key_start, tile.key_stop)
-        inside = counted[:, None, queries].float()
-        if tile.whole:
-            columns[:, :, keys] += inside.sum(dim=2, keepdim=True)
-            rows[:, :, queries] += tile.key_stop - tile.key_start
-        else:
-            # A product with the row of counted queries: exact, and faster than summing booleans.
-            block = call.visible.block(tile.query_start, tile.query_stop, tile.key_start, tile.key_stop).float()
-            columns[:, :, keys] += torch.matmul(inside[:, :, None], block)[:, :, 0]
-            rows[:, :, queries] += block.sum(dim=3)
+    for start, stop in call.blocks():
+        # A product with the row of counted queries: exact, and faster than summing booleans.
+        block = call.visible.block(start, stop, 0, call.kv_len).float()
+        columns += torch.matmul(counted[:, None, None, start:stop].float(), block)[:, :, 0]
+        rows[:, :, start:stop] = block.sum(dim=3)
     if (unfolded := call.visible.unfolded()) is not call.visible:
         columns, _ = visible_counts(dataclasses.replace(call, visible=unfolded))
     return columns, rows
@@ -165,12 +155,7 @@ def counts_of_band(band: Band, counted: Tensor, kv_len: int) -> tuple[Tensor, Te
     return (columns * valid)[:, None], rows[:, None]
 
 
-def bucket_starts(q_len: int, num_buckets: int) -> list[int]:
-    """Query indices at which buckets of (nearly) equal size start, and ``q_len`` at the end; short calls have empty buckets."""
-    return [q_len * bucket // num_buckets for bucket in range(num_buckets + 1)]
-
-
-def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int) -> Statistics:
+def blocked_statistics(call: AttentionCall, needs: frozenset[str]) -> Statistics:
     """Statistics from :meth:`AttentionCall.weights`, a block of queries at a time over the full width.
 
     See :func:`sinklab.attention.statistics.columns.column_statistics`.
@@ -182,8 +167,6 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
     counted = None if call.all_counted else call.counted
     columns = torch.zeros(*shape, call.kv_len, dtype=dtype, device=device)
     share = columns if operation.normalized else torch.zeros_like(columns)
-    starts = bucket_starts(call.q_len, num_buckets) if num_buckets else None
-    buckets = torch.zeros(*shape, num_buckets, call.kv_len, dtype=dtype, device=device) if num_buckets else None
     fields: dict[str, list[Tensor]] = {name: [] for name in _row_fields(needs, operation)}
 
     for start, stop in call.blocks():
@@ -205,16 +188,11 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: 
             columns += weights.sum(dim=2)
             if share is not columns:
                 share += sole.sum(dim=2)
-        if buckets is not None and starts is not None:
-            for bucket in range(num_buckets):
-                first, last = max(start, starts[bucket]) - start, min(stop, starts[bucket + 1]) - start
-                if first < last:
-                    buckets[:, :, bucket] += weights[:, :, first:last].sum(dim=2)
         for name, value in _row_values(call, fields.keys(), scores, visible, weights, sole, start, stop).items():
             zero = value if counted is None else value.masked_fill(~counted[:, None, start:stop], 0.0)
             fields[name].append(zero)
 
-    statistics = Statistics(buckets=buckets, bucket_starts=starts)
+    statistics = Statistics()
     for name, parts in fields.items():
         setattr(statistics, name, torch.cat(parts, dim=2))
     if "columns" in needs:
@@ -261,20 +239,20 @@ def _row_values(
     return {name: value for name, value in values.items() if name in wanted}
 
 
-TOKENS, BUCKETS = 200, 8
-"""Of the trial: no multiple of a tile, and buckets that end inside one."""
+TOKENS = 200
+"""Of the trial: no multiple of a tile."""
 
 
 def agrees(
-    compute: Callable[[AttentionCall, int], Statistics], device: torch.device, dtype: torch.dtype, head_dim: int, bound: float
+    compute: Callable[[AttentionCall], Statistics], device: torch.device, dtype: torch.dtype, head_dim: int, bound: float
 ) -> bool:
-    """Whether column sums and a bucket map are those of the blocked reference.
+    """Whether column sums are those of the blocked reference.
 
     Tried on 2 × 4 heads (2 key-value heads) of 200 tokens, causal and full. One that refuses the shapes (RuntimeError) has not
     agreed.
 
     Args:
-        compute: statistics of a call that has its log-sum-exp, with a map of so many buckets.
+        compute: statistics of a call that has its log-sum-exp.
         bound: largest relative error of a sum of a hundredth or more; below that of the hundredth.
     """
     generator = torch.Generator().manual_seed(0)
@@ -295,15 +273,14 @@ def agrees(
             query_documents=torch.zeros_like(positions),
             key_documents=torch.zeros_like(positions),
         )
-        reference = blocked_statistics(call, frozenset({"columns", "log_sum_exp"}), BUCKETS)
+        reference = blocked_statistics(call, frozenset({"columns", "log_sum_exp"}))
         call.log_sum_exp = reference.log_sum_exp
         try:
-            result = compute(call, BUCKETS)
+            got, expected = compute(call).column_sum, reference.column_sum
         except RuntimeError:
             return False
-        for got, expected in ((result.column_sum, reference.column_sum), (result.buckets, reference.buckets)):
-            assert got is not None
-            assert expected is not None
-            if not bool(((got - expected).abs() <= bound * expected.clamp(min=1e-2)).all()):
-                return False
+        assert got is not None
+        assert expected is not None
+        if not bool(((got - expected).abs() <= bound * expected.clamp(min=1e-2)).all()):
+            return False
     return True

@@ -102,7 +102,7 @@ _FEW_PAIRS = 2**14
 
 @torch.no_grad()
 def column_statistics(
-    call: AttentionCall, needs: frozenset[str] = frozenset({"columns"}), *, num_buckets: int = 0, method: Method = "auto"
+    call: AttentionCall, needs: frozenset[str] = frozenset({"columns"}), *, method: Method = "auto"
 ) -> Statistics:
     """Reduce a call to O(q_len + kv_len) numbers per head.
 
@@ -110,7 +110,6 @@ def column_statistics(
         call: the call; on any device, in any dtype. Statistics come in float32, in float64 for a float64 call.
         needs: which groups of fields to fill, keys of :data:`sinklab.attention.probe.NEEDS`. Names there that are not
             statistics of the weights (``head_outputs``, ``hidden_states``, …) are allowed and change nothing here.
-        num_buckets: when positive, also the exact map of so many buckets of consecutive queries against every key.
         method: ``auto`` takes the fastest exact way that serves the call; any other name is used or refused, never replaced.
             Only under ``auto`` do scores beyond some thousands, which leave ``fused`` too few digits, go to ``blocked``.
 
@@ -118,15 +117,13 @@ def column_statistics(
         Statistics with the fields of ``needs`` filled; all others are ``None``.
 
     Raises:
-        ConfigurationError: an unknown need or method, a negative number of buckets, a log-sum-exp of the wrong shape, or a
-            method that cannot serve this call.
+        ConfigurationError: an unknown need or method, a log-sum-exp of the wrong shape, or a method that cannot serve this
+            call.
         LargeScoresError: ``fused`` was asked for by name, and scores leave it too few digits.
     """
     unknown = sorted(needs - NEEDS.keys())
     if unknown:
         raise ConfigurationError(f"unknown needs: {', '.join(unknown)}; known: {', '.join(NEEDS)}")
-    if num_buckets < 0:
-        raise ConfigurationError(f"num_buckets must be 0 (no map) or positive, got {num_buckets}")
     expected = call.queries.shape[:3]
     if call.log_sum_exp is not None and call.log_sum_exp.shape != expected:
         raise ConfigurationError(
@@ -146,7 +143,7 @@ def column_statistics(
     with torch.autocast(call.queries.device.type, enabled=False):
         if method == "fused":
             try:
-                return fused_statistics(call, needs, num_buckets)
+                return fused_statistics(call, needs)
             except LargeScoresError:
                 if not free:
                     raise
@@ -154,8 +151,8 @@ def column_statistics(
         if method == "triton":
             from sinklab.attention.statistics.on_gpu import gpu_statistics
 
-            return gpu_statistics(call, needs, num_buckets)
-        return blocked_statistics(call, needs, num_buckets)
+            return gpu_statistics(call, needs)
+        return blocked_statistics(call, needs)
 
 
 def _choose(call: AttentionCall) -> Method:

@@ -10,7 +10,6 @@ partly visible are masked. Arithmetic is float32 (or wider) whatever the dtype o
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Iterator
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.operation import leaves_digits
-from sinklab.attention.statistics.blocked import bucket_starts, plan_tiles, visible_counts
+from sinklab.attention.statistics.blocked import plan_tiles, visible_counts
 from sinklab.errors import ConfigurationError
 
 _LOG2E = 1.0 / math.log(2.0)
@@ -36,9 +35,7 @@ class LargeScoresError(ConfigurationError):
     """Scores so large that their difference to a log-sum-exp of the same size has too few digits left."""
 
 
-def fused_statistics(
-    call: AttentionCall, needs: frozenset[str], num_buckets: int, rows: int = 512, columns: int = 1024
-) -> Statistics:
+def fused_statistics(call: AttentionCall, needs: frozenset[str], rows: int = 512, columns: int = 1024) -> Statistics:
     """Statistics of a softmax call without soft-cap and bias, in tiles of ``rows × columns``.
 
     See :func:`~sinklab.attention.statistics.columns.column_statistics`. The log-sum-exp is taken from ``call.log_sum_exp``, or
@@ -47,7 +44,7 @@ def fused_statistics(
     Raises:
         LargeScoresError: the rounding of a row's log-sum-exp shows in its weights.
     """
-    work = _SecondPass(call, needs, num_buckets, rows, columns)
+    work = _SecondPass(call, needs, rows, columns)
     for chunk in work.chunks():
         work.run(chunk)
     return work.statistics()
@@ -56,16 +53,15 @@ def fused_statistics(
 class _SecondPass:
     """Accumulators of all heads, and the loops that fill them."""
 
-    def __init__(self, call: AttentionCall, needs: frozenset[str], num_buckets: int, rows: int, columns: int) -> None:
-        self.call, self.needs, self.num_buckets = call, needs, num_buckets
+    def __init__(self, call: AttentionCall, needs: frozenset[str], rows: int, columns: int) -> None:
+        self.call, self.needs = call, needs
         self.plan = plan_tiles(call.visible, call.q_len, call.kv_len, rows, columns)
-        self.column_count, self.row_count = visible_counts(call, self.plan)
+        self.column_count, self.row_count = visible_counts(call)
         self.dtype = torch.promote_types(call.queries.dtype, torch.float32)
-        self.starts = bucket_starts(call.q_len, max(1, num_buckets))
         heads = call.queries.shape[:2]
-        self.buckets = self.mass = self.plogp = self.maximum = self.score_sum = None
-        if "columns" in needs or num_buckets:
-            self.buckets = self._zeros(*heads, max(1, num_buckets), call.kv_len)
+        self.columns = self.mass = self.plogp = self.maximum = self.score_sum = None
+        if "columns" in needs:
+            self.columns = self._zeros(*heads, call.kv_len)
         # The entropy is corrected by the mass really found, so that it does not inherit the rounding of a bfloat16 LSE.
         if "mass" in needs or "entropy" in needs:
             self.mass = self._zeros(*heads, call.q_len)
@@ -202,11 +198,9 @@ class _SecondPass:
             # In place unless the entropy asks for both: a second tile would not fit into the cache beside the first.
             weights = powers if self.tile is None else self.tile[: powers.numel()].view(powers.shape)
             torch.exp2(powers, out=weights)
-            if self.buckets is not None:
-                for bucket, part in self._buckets_of(rows.start, rows.stop):
-                    # A product with one row is faster than a sum over the first dimension, and applies the shares on its way.
-                    share = self.row_share[pair][None, rows][:, part]
-                    self.buckets[pair][bucket, columns] += torch.mm(share, weights[part])[0]
+            if self.columns is not None:
+                # A product with one row is faster than a sum over the first dimension, and applies the shares on its way.
+                self.columns[pair][columns] += torch.mm(self.row_share[pair][None, rows], weights)[0]
             if self.maximum is not None:
                 largest = self.maximum[pair][rows]
                 torch.maximum(largest, weights.amax(dim=1), out=largest)
@@ -215,26 +209,13 @@ class _SecondPass:
             if self.plogp is not None:
                 self.plogp[pair][rows] += powers.mul_(weights).sum(dim=1)
 
-    def _buckets_of(self, start: int, stop: int) -> list[tuple[int, slice]]:
-        """The buckets that some queries fall into, each with its part of them, counted from ``start``."""
-        parts: list[tuple[int, slice]] = []
-        if not self.num_buckets:
-            return [(0, slice(0, stop - start))]
-        for bucket in range(bisect.bisect_right(self.starts, start) - 1, len(self.starts) - 1):
-            first, last = max(self.starts[bucket], start), min(self.starts[bucket + 1], stop)
-            if first < last:
-                parts.append((bucket, slice(first - start, last - start)))
-        return parts
-
     def statistics(self) -> Statistics:
         """The accumulators as the fields that were asked for."""
         call, needs = self.call, self.needs
         statistics = Statistics()
         padding = ~call.counted[:, None, :]
-        if self.num_buckets:
-            statistics.buckets, statistics.bucket_starts = self.buckets, self.starts
-        if "columns" in needs and self.buckets is not None:
-            statistics.column_sum = statistics.column_share = self.buckets.sum(dim=2)
+        if self.columns is not None:
+            statistics.column_sum = statistics.column_share = self.columns
             statistics.column_count = self.column_count
         log_sum_exp = self.log_sum_exp.masked_fill(self.row_count == 0, float("-inf"))
         if "log_sum_exp" in needs:

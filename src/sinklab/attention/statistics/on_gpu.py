@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.operation import beyond_digits
-from sinklab.attention.statistics.blocked import agrees, bucket_starts, counts_if_all_count, known_counts, visible_counts
+from sinklab.attention.statistics.blocked import agrees, counts_if_all_count, known_counts, visible_counts
 from sinklab.attention.visibility import Band
 
 try:
@@ -177,16 +177,15 @@ def _column_tile(  # type: ignore[no-untyped-def]
 
 @_jit
 def column_kernel(  # type: ignore[no-untyped-def]
-    queries, keys, shift, share, starts, out,
+    queries, keys, shift, share, out,
     query_batch, query_head, query_stride, key_batch, key_head, key_stride,
-    heads, groups, q_len, kv_len, buckets, low, high, scale,
+    heads, groups, q_len, kv_len, low, high, scale,
     LOW: tl.constexpr, HIGH: tl.constexpr, PADDED: tl.constexpr,
     PRECISION: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """``out[bucket, k] = Σ over queries of a bucket of share_q · exp2(score_qk − shift_q)`` for a block of keys."""
+    """``out[k] = Σ over queries of share_q · exp2(score_qk − shift_q)`` for a block of keys."""
     first = tl.program_id(0) * COLUMNS  # under a causal mask the first columns are the longest: they go first
     sample, head = tl.program_id(1) // heads, tl.program_id(1) % heads
-    bucket = tl.program_id(2)
     columns = first + tl.arange(0, COLUMNS)
     width = tl.arange(0, WIDTH)
     queries += sample.to(tl.int64) * query_batch + head.to(tl.int64) * query_head
@@ -200,10 +199,8 @@ def column_kernel(  # type: ignore[no-untyped-def]
     )
     sums = tl.zeros([COLUMNS], tl.float32)
 
-    # Queries of the bucket that see some key of the block, and among them those that see every one.
-    begin, end = tl.load(starts + bucket), tl.load(starts + bucket + 1)
-    whole_begin = begin
-    whole_end = end
+    # Queries that see some key of the block, and among them those that see every one.
+    begin, end, whole_begin, whole_end = 0, q_len, 0, q_len
     if HIGH:
         whole_begin = tl.maximum(begin, first + COLUMNS - 1 - high)
         begin = tl.maximum(begin, first - high)
@@ -231,7 +228,7 @@ def column_kernel(  # type: ignore[no-untyped-def]
             key, queries, shift, share, sums, columns, start, end, query_stride, low, high, scale,
             LOW, HIGH, PADDED, True, PRECISION, HEAD, WIDTH, ROWS,
         )  # fmt: skip
-    place = (tl.program_id(1).to(tl.int64) * buckets + bucket) * kv_len + columns
+    place = tl.program_id(1).to(tl.int64) * kv_len + columns
     tl.store(out + place, sums, mask=columns < kv_len)
 
 
@@ -268,7 +265,7 @@ def gpu_obstacle(call: AttentionCall) -> str | None:
     return None
 
 
-def gpu_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int) -> Statistics:
+def gpu_statistics(call: AttentionCall, needs: frozenset[str]) -> Statistics:
     """Statistics of a softmax call without soft-cap and bias; memory O(q_len + kv_len).
 
     See :func:`~sinklab.attention.statistics.columns.column_statistics`. A log-sum-exp that the call has is used where columns
@@ -294,15 +291,11 @@ def gpu_statistics(call: AttentionCall, needs: frozenset[str], num_buckets: int)
         assert log_sum_exp is not None  # one of the two is there
         share = torch.ones_like(top) if call.sink_scores is None else torch.sigmoid(log_sum_exp - call.sink_scores.float())
         statistics = Statistics()
-        if "columns" in needs or num_buckets:
+        if "columns" in needs:
             factor = share if total is None else share / total
-            buckets = _columns(call, band, _where(blank, top, _HIDDEN), _where(blank, factor, 0.0), max(1, num_buckets), padded)
-            if num_buckets:
-                statistics.buckets, statistics.bucket_starts = buckets, bucket_starts(call.q_len, num_buckets)
-            if "columns" in needs:
-                sums = buckets.sum(dim=2) if num_buckets else buckets[:, :, 0]
-                statistics.column_sum = statistics.column_share = sums
-                statistics.column_count = column_count
+            sums = _columns(call, band, _where(blank, top, _HIDDEN), _where(blank, factor, 0.0), padded)
+            statistics.column_sum = statistics.column_share = sums
+            statistics.column_count = column_count
     if total is None or moment is None:
         return statistics
     share = _where(blank, share, 0.0)
@@ -368,11 +361,11 @@ def gpu_is_exact(device: torch.device, dtype: torch.dtype, head_dim: int) -> boo
     A kernel that the installed Triton cannot compile has not agreed. Warns where they do not.
     """
 
-    def by_own_rows(call: AttentionCall, buckets: int) -> Statistics:
-        return gpu_statistics(dataclasses.replace(call, log_sum_exp=None), frozenset({"columns"}), buckets)
+    def by_own_rows(call: AttentionCall) -> Statistics:
+        return gpu_statistics(dataclasses.replace(call, log_sum_exp=None), frozenset({"columns"}))
 
-    def by_given_rows(call: AttentionCall, buckets: int) -> Statistics:
-        return gpu_statistics(call, frozenset({"columns"}), buckets)
+    def by_given_rows(call: AttentionCall) -> Statistics:
+        return gpu_statistics(call, frozenset({"columns"}))
 
     try:
         agree = all(agrees(compute, device, dtype, head_dim, _BOUND) for compute in (by_own_rows, by_given_rows))
@@ -407,24 +400,19 @@ def _rows(call: AttentionCall, band: Band, with_scores: bool) -> tuple[Tensor, T
     return top, total, moment, scores
 
 
-def _columns(call: AttentionCall, band: Band, shift: Tensor, factor: Tensor, buckets: int, padded: bool) -> Tensor:
-    """Weight by bucket and key, float32 ``(batch, num_heads, buckets, kv_len)``."""
+def _columns(call: AttentionCall, band: Band, shift: Tensor, factor: Tensor, padded: bool) -> Tensor:
+    """Weight by key, float32 ``(batch, num_heads, kv_len)``."""
     batch, heads = call.queries.shape[:2]
-    out = torch.empty(batch, heads, buckets, call.kv_len, dtype=torch.float32, device=call.queries.device)
+    out = torch.empty(batch, heads, call.kv_len, dtype=torch.float32, device=call.queries.device)
     tiling = _tiling(call, "columns")
-    grid = (-(-call.kv_len // tiling.columns), batch * heads, buckets)
+    grid = (-(-call.kv_len // tiling.columns), batch * heads)
     column_kernel[grid](
-        call.queries, call.keys, shift.contiguous(), factor.contiguous(), _starts(call.q_len, buckets, out.device), out,
-        *_strides(call), *_sizes(call), buckets, *_bounds(band), call.scaling * _LOG2E,
+        call.queries, call.keys, shift.contiguous(), factor.contiguous(), out,
+        *_strides(call), *_sizes(call), *_bounds(band), call.scaling * _LOG2E,
         LOW=band.low is not None, HIGH=band.high is not None, PADDED=padded,
         COLUMNS=tiling.columns, **_constants(call, tiling),
     )  # fmt: skip
-    return out if band.valid is None else out.masked_fill_(~band.valid[:, None, None], 0.0)
-
-
-@functools.lru_cache(maxsize=8)
-def _starts(q_len: int, buckets: int, device: torch.device) -> Tensor:
-    return torch.tensor(bucket_starts(q_len, buckets), dtype=torch.int32, device=device)
+    return out if band.valid is None else out.masked_fill_(~band.valid[:, None], 0.0)
 
 
 _TILINGS = {
