@@ -18,7 +18,7 @@ from sinklab_claims.variants import Fields, of_paper
 ran_milo = of_paper("ranmilo2026", "Ran-Milo 2026 (arXiv 2603.11487)")
 
 METRICS = (
-    Metric("bos_weight_largest", "weight", "Largest single weight on BOS off the trigger.", over_seeds="max"),
+    Metric("bos_weight_largest", "weight", "Largest single weight on BOS off the trigger."),
     Metric("head_bos_weight_largest", "weight", "Mean weight on BOS off the trigger, of the head that gives it most."),
     Metric("sinking_heads", "heads", "Heads whose mean weight on BOS off the trigger is 0.9 or more."),
 )

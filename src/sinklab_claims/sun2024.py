@@ -37,7 +37,6 @@ METRICS = (
         "deviation",
         "fraction",
         "Largest standard deviation over texts of one of them, by its size; 0 where the mean is no edit.",
-        over_seeds="max",
     ),
     Metric("zero", "nats", "Change of the loss with all of them set to zero; absent where there are none."),
     Metric("mean", "nats", "Change of the loss with all of them set to their mean; absent where there are none."),

@@ -28,14 +28,12 @@ MARGIN = Metric(
     "least_margin",
     "nats",
     "Least entropy of a row less its lower bound, over heads and rows of two keys or more.",
-    over_seeds="min",
 )
-VIOLATION = Metric("largest_violation", "nats", "By how much least_margin is below 0.", over_seeds="max")
+VIOLATION = Metric("largest_violation", "nats", "By how much least_margin is below 0.")
 GAP = Metric(
     "largest_gap_of_worst_row",
     "nats",
     "Largest distance of the entropy of the worst row from the bound, which it attains.",
-    over_seeds="max",
 )
 
 LENGTHS, NORMS, ROWS = (2, 8, 64), (0.1, 1.0, 3.0, 10.0, 30.0), 2000
@@ -122,8 +120,8 @@ def entropy_bound() -> Fields:
 # --- the collapse -------------------------------------------------------------------------------------------------------------
 
 COURSE = (
-    Metric("least_loss", "nats", "Least training loss on record.", over_seeds="min"),
-    Metric("least_entropy", "nats", "Least mean entropy of attention on the probe rows of the training.", over_seeds="min"),
+    Metric("least_loss", "nats", "Least training loss on record."),
+    Metric("least_entropy", "nats", "Least mean entropy of attention on the probe rows of the training."),
 )
 
 COLLAPSED = 0.5

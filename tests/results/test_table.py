@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import pkgutil
-import re
 import stat
 
 import numpy as np
@@ -31,7 +30,6 @@ from sinklab.results.metric import (
     declared,
     definitions,
     definitions_of,
-    extremes_of,
     metrics_of,
 )
 from sinklab.results.table import COLUMNS, append, make_table, read_run, read_table, write_json, write_table, write_text
@@ -194,23 +192,6 @@ def test_a_share_is_declared_as_one(found):
     assert shares - ranged <= gained | beyond | others
 
 
-def test_an_extreme_is_one_over_seeds(found):
-    """What a text calls the largest or least of a run is that of all runs; a mean of extremes, or a spread, is a mean."""
-    largest, least = (
-        {name for name, metric in found.items() if re.match(begins, metric.text) or name.endswith(ends)}
-        for begins, ends in (
-            (r"(Largest|Highest|Maximum|Worst)\b", "_largest"),
-            (r"(Least|Smallest|Lowest|Minimum)\b", "_smallest"),
-        )
-    )
-    rates = {"sink_rate_max", "prefix_largest", "massive_ratio"}  # of shares and means over rows
-    means = {"head_bos_weight_largest", "head_bos_weight_smallest"}  # of one head
-    spreads = {"change_with_length", "rate_range"}
-    violations = {"largest_violation", "bound_violation"} & found.keys()
-    extremes = {how: {name for name, metric in found.items() if metric.over_seeds == how} for how in ("max", "min")}
-    assert extremes == {"max": (largest | violations) - rates - spreads - means, "min": least - means}
-
-
 @pytest.mark.parametrize("plural", ["probes", "read_outs"])
 def test_a_plug_in_has_its_metrics(plural, found):
     for name in KINDS[plural]:
@@ -241,7 +222,6 @@ def test_definitions_of_a_table_are_those_of_what_is_declared(found):
     names = ["gu2024", "loss", "max_abs", "loss_low"]
     table = make_table([{"probe": "p", "metric": found.get(name, LOSS.bound("low")), "value": 1.0} for name in names])
     assert definitions_of(table) == definitions({"p": [found[name] for name in names[:3]]})
-    assert extremes_of(table) == {"max_abs": "max"}
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 texts"), (1, "1 text"), (2, "2 texts"), (12_000, "12,000 texts")])

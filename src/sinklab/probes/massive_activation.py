@@ -37,7 +37,7 @@ MASSIVE_COUNT = Metric(
     paper=_SUN,
     range=(0.0, float("inf")),
 )
-MAX_ABS = Metric("max_abs", "norm", "Largest |x| over all documents.", paper=_SUN, range=(0.0, float("inf")), over_seeds="max")
+MAX_ABS = Metric("max_abs", "norm", "Largest |x| over all documents.", paper=_SUN, range=(0.0, float("inf")))
 MAX_TO_MEDIAN = Metric(
     "max_to_median", "ratio", "Mean over documents of largest |x| / median |x|; no threshold.", range=(1.0, float("inf"))
 )
@@ -46,7 +46,6 @@ MASSIVE_VALUE = Metric(
     "norm",
     "Largest |x| over all documents at this position, for the positions of the layer where it is largest.",
     range=(0.0, float("inf")),
-    over_seeds="max",
 )
 MASSIVE_CHANNEL = Metric(
     "massive_channel",

@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from sinklab.errors import ContractError
 from sinklab.registry import KINDS
@@ -36,9 +36,6 @@ class Metric:
         version: raised when the definition changes; numbers of different versions are never merged.
         outcome: whether it is 1 or 0 of every single case: something that happened or did not. Several are a count, with the
             interval of one.
-        over_seeds: what one number of several seeds is: their mean, or of what is the largest or least of a run, the worst
-            case or a bound, that of all runs. A mean over texts of the largest of each, or a mean in the head or layer where it
-            is largest, is a mean over seeds too.
 
     Raises:
         ContractError: another number is declared under the name.
@@ -51,7 +48,6 @@ class Metric:
     range: tuple[float, float] = (float("-inf"), float("inf"))
     version: int = 1
     outcome: bool = False
-    over_seeds: Literal["mean", "max", "min"] = "mean"
 
     def __post_init__(self) -> None:
         if _DECLARED.setdefault(self.name, self) != self:
@@ -164,12 +160,6 @@ def definitions_of(table: pd.DataFrame) -> list[dict[str, object]]:
         if name in _DECLARED:
             measured_by.setdefault(probe, []).append(_DECLARED[name])
     return definitions(measured_by)
-
-
-def extremes_of(table: pd.DataFrame) -> dict[str, str]:
-    """Those metrics of a long table of which one number of several seeds is no mean, with what it is: ``max`` or ``min``."""
-    metrics = (_DECLARED[name] for name in table["metric"].dropna().unique() if name in _DECLARED)
-    return {metric.name: metric.over_seeds for metric in metrics if metric.over_seeds != "mean"}
 
 
 def catalogue() -> dict[str, Metric]:

@@ -345,7 +345,7 @@ class Run:
             InputError: the folder was taken by somebody else meanwhile.
         """
         from sinklab.results.environment import environment
-        from sinklab.results.metric import definitions_of, extremes_of
+        from sinklab.results.metric import definitions_of
 
         about = {
             "run_id": self.id,
@@ -353,7 +353,6 @@ class Run:
             "config": {**self.settings, **(config or {})},
             **record,
             "definitions": record.get("definitions") or definitions_of(table),
-            **({"extremes": extremes} if (extremes := extremes_of(table)) else {}),
             **environment(loaded),
             "wall_seconds": round(time.time() - self._started, 3),
         }

@@ -54,7 +54,7 @@ def pathways(
         seeds: Seeds of the evaluation, both ends included, or a list; an answer needs three or more. By default 0..7 at the
             tiny scale and 0..2 elsewhere. Rates are chosen on seeds 1000 and 1001 (at the tiny scale) or 1000.
         scale: What is trained; tiny needs one core, some 17 seconds a training.
-        base: Whether rows begin with BOS. By default no-bos, since a BOS in every row is a place to rest whatever the operation.
+        base: Whether rows begin with BOS. By default no-bos, since a BOS in every row is a place to rest for any operation.
         rate: One learning rate for all, relative to that of the scale, instead of a search of five for each operation, which
             takes more than twice the trainings. An operation outside a bound may be inside at its own rate.
         out: Directory for table.parquet, summary.json, run.json and the table as pathways.md; each base needs its own.

@@ -14,7 +14,7 @@ from sinklab.jobs.cell import SweepPlan
 from sinklab.jobs.grid import Cell
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, require_no_less
-from sinklab.results.metric import Metric, declared, extremes_of
+from sinklab.results.metric import Metric, declared
 from sinklab.results.progress import duration
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.sections import to_json
@@ -273,7 +273,7 @@ def table_of(rows: Iterable[tuple[Mapping[str, Any], int, Mapping[str, float]]],
 def written(found: ClaimFound, table: pd.DataFrame, folder: Path) -> Result:
     """The result of a claim, in its folder: the table, then the record."""
     folder.mkdir(parents=True, exist_ok=True)
-    record = to_json(found) | {"extremes": extremes_of(table)}
+    record = to_json(found)
     write_table(table, folder / "table.parquet")
     write_json(record, folder / "run.json")
     return Result(answer(found, folder), table, record, folder)

@@ -96,8 +96,8 @@ class ClaimFound:
     Attributes:
         base: what the rows of the models begin with; ``source_base`` is that of the claim's source.
         evidence: a remark about the result that other numbers support.
-        one_model, natural_text: of results from before 2026-11-30, the model that a seed drew texts for, and whether it had read
-            text that people wrote.
+        one_model, natural_text: of results until 2026-11-29, the model that a seed drew texts for, and whether it had
+            read text that people wrote.
         conditions: of every trained variant what it changes, what it starts from and the trainings by seed.
         config: the configuration in which variants change something.
         models: of a claim on checkpoints each model by itself.

@@ -65,7 +65,8 @@ def test_every_policy_for_every_engine_is_a_file_or_a_reason(name, quantized):
         try:
             entry = exported(engines()[name], plan(spec, quantized, model='a"""b\nimport os  # `x`'))
         except ConfigurationError as error:
-            assert str(error).startswith(f"{name} cannot do ")
+            refused = str(error)
+            assert refused.startswith(f"{name} cannot do ")
             continue
         assert any(part.how != "not expressible" for part in entry.parts)
         # What the terminal says stands in the file too.

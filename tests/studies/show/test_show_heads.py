@@ -297,8 +297,8 @@ def test_padding_is_not_shown(loaded, side):
 def test_several_documents_in_a_row_have_no_map(loaded):
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
     said = "a row holds several documents, whose positions an attention map cannot tell apart"
+    mask = mask_of_documents(positions)
     with pytest.raises(SessionError, match=said), torch.no_grad(), attend(loaded.model, [AttentionMaps()]):
-        mask = mask_of_documents(positions)
         loaded.model(input_ids=positions + 10, position_ids=positions, attention_mask=mask, use_cache=False)
 
 

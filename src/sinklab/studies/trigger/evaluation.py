@@ -32,11 +32,11 @@ every key of score 0.
 ROW_SUM = 1e-5
 """How far from 1 a row of float32 weights may sum to for the counting bound to apply; 16 roundings are a tenth of it."""
 
-MAX_ERROR = Metric("max_error", "coordinate", "Largest absolute error over the evaluated samples.", over_seeds="max")
+MAX_ERROR = Metric("max_error", "coordinate", "Largest absolute error over the evaluated samples.")
 PAPER = "Ran-Milo 2026 (arXiv 2603.11487)"
 BY_HEAD = {
     "bos_mean": Metric("bos_weight_mean", "weight", "Mean weight on BOS off the trigger.", paper=PAPER),
-    "bos_min": Metric("bos_weight_min", "weight", "Least single weight on BOS off the trigger.", over_seeds="min"),
+    "bos_min": Metric("bos_weight_min", "weight", "Least single weight on BOS off the trigger."),
     "nothing": Metric("nothing_mean", "weight", "Mean off the trigger of the null mass, with that on learned tokens in front."),
     "trigger_bos": Metric("trigger_bos_weight", "weight", "Mean weight of the trigger on BOS."),
     "trigger_averaged": Metric("trigger_averaged_weight", "weight", "Mean weight of the trigger on a token that it averages."),
