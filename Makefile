@@ -94,7 +94,7 @@ $(VENV)/.installed-site: $(VENV)/.installed
 	@touch $@
 
 # Lines of src that may be: lowered with every cut, on the way to 64,000.
-LINES := 72800
+LINES := 67300
 lint: install  ## formatting and lint, changing nothing, and the budget of lines
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -76,5 +76,7 @@ def test_a_bar_is_drawn_while_a_cell_runs():
 
     Client(notebook, timeout=120).execute()
     assert any("reading &lt;b&gt;" in html and 'value="1.000"' in html for html in drawn)
-    assert any("training" in html and "sink rate 31 %" in html for html in drawn)
-    assert [output["data"]["text/html"] for output in notebook.cells[0].outputs] == ["", ""]
+    assert any("training" in html and "10 of 10" in html for html in drawn)
+    outputs = notebook.cells[0].outputs
+    assert [output["data"]["text/html"] for output in outputs if output["output_type"] == "display_data"] == ["", ""]
+    assert "step 5/10  sink rate 31 %\n" in [output["text"] for output in outputs if output["output_type"] == "stream"]
