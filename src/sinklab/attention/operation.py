@@ -166,14 +166,20 @@ class Operation(abc.ABC):
 
         Args:
             outputs: ``(batch, num_heads, q_len, value_dim)``; its dtype is kept.
-            null_mass: ``(batch, num_heads, q_len)``; ``None`` where there is no null value, or outputs have it already.
+            null_mass: ``(batch, num_heads, q_len)`` or ``None``.
         """
-        value = None if null_mass is None else self.null_value(state)
-        bias, gain = self.output_bias(state), self.gain(state)
-        dtype = outputs.dtype  # parameters in float32 lift half precision, and it is rounded once, at the end
-        if value is not None and null_mass is not None:
-            lifted = torch.promote_types(dtype, value.dtype)
+        value, dtype = self.null_value(state), outputs.dtype
+        if value is not None:
+            if null_mass is None:
+                raise ConfigurationError(f"operation {self.name!r} has a null value and no null mass to carry it")
+            lifted = torch.promote_types(dtype, value.dtype)  # parameters in float32 lift half precision until the end
             outputs = torch.addcmul(outputs.to(lifted), null_mass[..., None].to(lifted), value[:, None].to(lifted))
+        return self.shift_and_gate(outputs, state).to(dtype)
+
+    def shift_and_gate(self, outputs: Tensor, state: State) -> Tensor:
+        """The end of :meth:`finish`, for a path whose outputs have the null value already."""
+        bias, gain = self.output_bias(state), self.gain(state)
+        dtype = outputs.dtype
         if bias is not None:
             outputs = outputs + bias[:, None]
         if gain is not None:
@@ -240,8 +246,6 @@ class Operation(abc.ABC):
         weights = self.weights(scores, visible, null_scores).to(values.dtype)
         weights = nn.functional.dropout(weights, p=dropout)
         null = self.null_mass(scores, visible, null_scores) if self.null_value(state) is not None else None
-        if null is None and self.null_value(state) is not None:
-            raise ConfigurationError(f"operation {self.name!r} has a null value and no null mass to carry it")
         return self.finish(torch.matmul(weights, values), null, state), weights
 
     # --- names and settings -----------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ UNIT = 2.0**-24
 """Relative error of one rounding to float32."""
 
 CHECKED = 64
-"""Inputs of a map at most on which its integer products are compared: each takes all of its weights."""
+"""Of the inputs of a map about so many are compared, spread over all that were multiplied: each takes all of its weights."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -216,13 +216,15 @@ class QuantizedLinear(nn.Module):
             MeasurementError: it is more, so the integers are not what they should be.
             ConfigurationError: this device has no products of int8.
         """
-        rows = hidden_states.reshape(-1, self.in_features)[:CHECKED]
+        rows = hidden_states.reshape(-1, self.in_features)
         coded = inputs_on_grid(rows, setting.inputs)
         if coded is None or setting.weights is None:
             return 0.0
         codes, grid = coded
-        wide, weights = grid.widened(codes), setting.weights.widened()
-        difference = (integer_product(codes, grid, setting.weights, self.name) - nn.functional.linear(wide, weights)).abs()
+        compared = slice(None, None, max(1, len(rows) // CHECKED))
+        wide, weights = grid.widened(codes)[compared], setting.weights.widened()
+        product = integer_product(codes, grid, setting.weights, self.name)[compared]
+        difference = (product - nn.functional.linear(wide, weights)).abs()
         sizes = nn.functional.linear(wide.double().abs(), weights.double().abs())
         bound = (self.in_features + len(setting.weights.groups) + 8) * UNIT * sizes
         ratio = float((difference / bound.clamp(min=torch.finfo(torch.float64).tiny)).max())

@@ -17,7 +17,8 @@ from sinklab.models.attach import attach, head_shapes
 from sinklab.results.progress import silent
 from sinklab.sinks import find_sinks
 from sinklab.studies.fold.calibration import calibrate, check_fits
-from sinklab.studies.fold.measurement import folded_copies, prefix_cache
+from sinklab.studies.fold.measurement import fold, folded_copies, prefix_cache
+from sinklab.studies.measure.probing import sample_losses
 from sinklab.studies.origin.measurement import birth_neurons
 
 SHORT = ["--corpus", "random_tokens", "--samples", "4", "--seq-len", "40"]
@@ -152,6 +153,15 @@ def test_neurons_that_write_the_sink_are_silenced_where_the_loss_allows_it():
     assert not silent_model.transformer.h[0].mlp.c_proj.weight[5].any()
     assert not silent_model.transformer.h[0].mlp.c_fc.weight[:, 5].any()
     assert model.transformer.h[0].mlp.c_proj.weight[5].any()
+    plain = sample_losses(model, tokens).double()
+    made, found, _ = fold(model, tokens, tokens, sinks, margin=10.0, neurons=[(path, units)], progress=silent)
+    (silent_unit,) = (
+        found.silenced
+    )  # constants leave the sink's own prediction as it is, so that all of its change is of the neuron
+    assert silent_unit.kept
+    own = (sample_losses(made, tokens).double() - plain)[:, 0].mean()
+    assert abs(float(own)) > 1e-3
+    assert silent_unit.at_sinks == pytest.approx(float(own), abs=1e-5)
 
 
 def test_without_a_sink_there_is_nothing_to_fold(tmp_path):
@@ -211,3 +221,13 @@ def test_the_output_of_an_encoder_without_a_loss_changes_little():
     forms = {form["name"]: form["change"]["mean"] for form in folded.summary["forms"]}
     assert forms["constants"] < 0.1 * forms["nothing"]
     assert forms["constants"] < 0.06
+
+
+@pytest.mark.real
+def test_a_model_of_pictures_is_judged_by_its_output():
+    (silent_unit,) = found.silenced  # constants keep the prediction of the sink itself, so that its change is of the neuron
+    folded = sinklab.fold_sinks(str(real("vit-tiny-patch16-224")), samples=4)
+    assert folded.summary["seq_len"] == 197
+    assert {1, 14, 183, 196} <= set(folded.summary["positions"])
+    forms = {form["name"]: form["change"]["mean"] for form in folded.summary["forms"]}
+    assert 0.1 < forms["constants"] < forms["nothing"]

@@ -98,7 +98,7 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
         return operation.finish(outputs, None, inputs.state)
     exact = torch.promote_types(queries.dtype, torch.float32)
     null_value = operation.null_value(inputs.state)
-    given = (
+    outputs = _NullSoftmax.apply(
         _dense(queries),
         _dense(keys),
         _dense(inputs.values),
@@ -109,33 +109,7 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
         inputs.scaling,
         _by_cudnn(queries),
     )
-    outputs = _NullSoftmax.apply(*given) if torch.is_grad_enabled() else _with_null(*given)[0]
-    return operation.finish(outputs, None, inputs.state)
-
-
-def _with_null(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    null_scores: Tensor,
-    null_value: Tensor | None,
-    visible: Tensor | None,
-    causal: bool,
-    scaling: float,
-    by_cudnn: bool,
-) -> tuple[Any, ...]:
-    """Outputs with the null term, log-sum-exp without it, additive mask, and what the kernel of the gradients wants back."""
-    mask = None if visible is None else _additive(visible, queries.dtype)
-    outputs, log_sum, *rest = _kernel(queries, keys, values, mask, causal, scaling, by_cudnn)
-    if visible is not None:
-        # The kernel calls the log-sum-exp of a row without a visible key 0; it is minus infinity.
-        log_sum = log_sum.masked_fill(~visible.any(dim=-1), float("-inf"))
-    if null_value is None:
-        outputs.mul_(torch.sigmoid(log_sum - null_scores)[..., None])
-    else:
-        share = torch.sigmoid(null_scores - log_sum)[..., None]
-        outputs.lerp_(null_value[:, None].to(outputs.dtype), share.to(outputs.dtype))
-    return outputs, log_sum, mask, *rest
+    return operation.shift_and_gate(outputs, inputs.state)
 
 
 class _NullSoftmax(torch.autograd.Function):
@@ -154,9 +128,14 @@ class _NullSoftmax(torch.autograd.Function):
         scaling: float,
         by_cudnn: bool,
     ) -> Tensor:
-        outputs, log_sum, mask, *rest = _with_null(
-            queries, keys, values, null_scores, null_value, visible, causal, scaling, by_cudnn
-        )
+        mask = None if visible is None else _additive(visible, queries.dtype)
+        outputs, log_sum, *rest = _kernel(queries, keys, values, mask, causal, scaling, by_cudnn)
+        if visible is not None:
+            # The kernel calls the log-sum-exp of a row without a visible key 0; it is minus infinity.
+            log_sum = log_sum.masked_fill(~visible.any(dim=-1), float("-inf"))
+        outputs.mul_(torch.sigmoid(log_sum - null_scores)[..., None])
+        if null_value is not None:
+            outputs.add_(torch.sigmoid(null_scores - log_sum)[..., None] * null_value[:, None])
         total = torch.logaddexp(log_sum, null_scores)
         ctx.save_for_backward(queries, keys, values, null_scores, null_value, mask, outputs, total, *rest)
         ctx.settings = causal, scaling, by_cudnn
