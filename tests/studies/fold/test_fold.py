@@ -155,9 +155,7 @@ def test_neurons_that_write_the_sink_are_silenced_where_the_loss_allows_it():
     assert model.transformer.h[0].mlp.c_proj.weight[5].any()
     plain = sample_losses(model, tokens).double()
     made, found, _ = fold(model, tokens, tokens, sinks, margin=10.0, neurons=[(path, units)], progress=silent)
-    (silent_unit,) = (
-        found.silenced
-    )  # constants leave the sink's own prediction as it is, so that all of its change is of the neuron
+    (silent_unit,) = found.silenced  # constants keep what the sink itself predicts: its change is all of the neuron
     assert silent_unit.kept
     own = (sample_losses(made, tokens).double() - plain)[:, 0].mean()
     assert abs(float(own)) > 1e-3
