@@ -1,7 +1,7 @@
 """Host: how a cache gets at the forwards and the attention of its model; what transformers does not tell it is found here.
 
 Hooks on the decoder let a cache plan each forward. :func:`compile_steps` compiles a model once for single tokens: what changes
-from token to token is worked out before the forward, outside of the graph (:class:`~sinklab.streaming.table.StaticStep`).
+from token to token is worked out before the forward, outside of the graph (:class:`~sinklab.streaming.step.StaticStep`).
 
 In a chunk every query sees the sinks at a distance of its own. Keys of a chunk hold a copy of the sinks for each distance, and
 every query computes scores with all of them. Where attention is the stock softmax kernel, whose log-sum-exp is to be had,
@@ -31,8 +31,8 @@ from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.host_arguments import given_cache
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.table import StaticStep, Step
+from sinklab.streaming.step import StaticStep, Step
+from sinklab.streaming.table import SlotTable
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput

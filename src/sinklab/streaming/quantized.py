@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from sinklab.errors import ConfigurationError
 from sinklab.models.integer_linear import affine_grid
 from sinklab.results.environment import require_memory
-from sinklab.streaming.layer import HeldLayer, HybridLayer, HybridMixin, LatentLayer, LatentMixin, RecurrentLayer, SlotLayer
-from sinklab.streaming.slot_table import SlotTable, WindowedTable
-from sinklab.streaming.table import Step
+from sinklab.streaming.layer import HybridLayer, LatentLayer, RecurrentLayer, SlotLayer
+from sinklab.streaming.step import Step
+from sinklab.streaming.table import SlotTable, WindowedTable
 from sinklab.streaming.traits import KeyRotations, Rotation, hybrid_layers, keyless_layers
 
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
@@ -280,19 +280,19 @@ class QuantizedLayer(SlotLayer):
                 parts[part][:, :, groups] = torch.where(rows[:, None, :, None, None], parts[part][:, :, groups], tensor)
 
 
-class QuantizedLatentLayer(LatentMixin, QuantizedLayer):
+class QuantizedLatentLayer(LatentLayer, QuantizedLayer):
     """A :class:`~sinklab.streaming.quantized.QuantizedLayer` of latents."""
 
 
-class QuantizedHybridLayer(HybridMixin, QuantizedLayer):
+class QuantizedHybridLayer(HybridLayer, QuantizedLayer):
     """A :class:`~sinklab.streaming.quantized.QuantizedLayer` with states, which stay as they are."""
 
 
 def make_layers(
     model: PreTrainedModel, slots: SlotTable, rotations: KeyRotations, bits: int | None
-) -> list[HeldLayer | RecurrentLayer]:
+) -> list[SlotLayer | RecurrentLayer]:
     """The layers of a cache of slots, each of the kind that its layer of the model asks for; integers if there are bits."""
-    layers: dict[int, HeldLayer | RecurrentLayer] = {
+    layers: dict[int, SlotLayer | RecurrentLayer] = {
         index: RecurrentLayer(states) for index, states in keyless_layers(model).items()
     }
     hybrid, workspace = hybrid_layers(model), Workspace()

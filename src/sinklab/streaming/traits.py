@@ -67,7 +67,7 @@ def tokens_of_prefix(model: PreTrainedModel) -> int:
     return int(getattr(model.config.get_text_config(), "prefix_length", 0) or 0)  # SinkLM
 
 
-def has_ordered_bias(model: PreTrainedModel) -> bool:
+def _has_ordered_bias(model: PreTrainedModel) -> bool:
     """Whether the scores of a model depend on the order of the keys in its cache."""
     if getattr(getattr(model, "position", None), "biased", False):  # SinkLM
         return True
@@ -287,6 +287,11 @@ def _fingerprint(model: PreTrainedModel) -> tuple[object, ...]:
 
 def _read(model: PreTrainedModel) -> KeyRotations:
     limit, name = _limit(model), type(model).__name__
+    if _has_ordered_bias(model):
+        raise FixedPositions(
+            f"{name} adds a bias that counts the keys between key and query (ALiBi and its kin), and those that have left "
+            "cannot be counted"
+        )
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModelError(
             f"{name} takes no position_ids, so the positions of its keys are not known; a cache of this kind "
