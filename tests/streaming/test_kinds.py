@@ -44,9 +44,9 @@ from sinklab.policies.window import Window
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.layer import RecurrentLayer, SlotLayer
 from sinklab.streaming.reader import open_reader
-from sinklab.streaming.table import WindowedTable
 from sinklab.streaming.state import load_state, save_state
 from sinklab.streaming.stream import Stream
+from sinklab.streaming.table import WindowedTable
 from sinklab.streaming.traits import continues_in_chunks
 
 LENGTH, OWN = 40, 5

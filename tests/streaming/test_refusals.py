@@ -193,8 +193,7 @@ def test_maps_of_rotated_keys():
 
 
 @pytest.mark.parametrize(
-    ("operation", "position"),
-    [("elu_kernel", "no_position"), ("mlp_kernel", "no_position"), ("qk_norm", "rotary")],
+    ("operation", "position"), [("elu_kernel", "no_position"), ("mlp_kernel", "no_position"), ("qk_norm", "rotary")]
 )
 def test_maps_that_go_with_positions(operation, position):
     """Of keys that are not rotated any map will do, and of rotated ones those that keep what a rotation keeps."""

@@ -121,11 +121,11 @@ def read_positions(
 ) -> tuple[Positions, Positions]:
     """Positions of the queries and of the keys of one call.
 
+    Offsets of cached and sliding keys are known only from what the host said about the mask (``record``). Documents that a mask
+    of four dimensions from the caller keeps apart are documents, whatever the position ids. (Masks that a model makes of itself
+    hold other things apart: the windows of Swin.)
+
     Args:
-        record: what the host said about the mask; offsets of cached and sliding keys are known only from there.
-        forward: that the call is part of, for calls whose mask the host did not build. Documents that a mask of four dimensions
-            from its caller keeps apart are documents, whatever the position ids. (Masks that a model makes of itself hold other
-            things apart: the windows of Swin.)
         shape: samples, queries and keys.
         cross: cross-attention; the host's padding then speaks of the keys alone.
         position_ids: of the model's call; a restart of the count begins a new document if the mask agrees.
@@ -261,11 +261,8 @@ def describe_call(
     """The call that a module has just made, with nothing that only some probes need (``residual``, ``projection``).
 
     Args:
-        native: the function that it called.
         tensors: queries, keys, values and mask as the function received them, its head outputs ``(batch, q_len, num_heads,
             value_dim)``, and its log-sum-exp where the kernel gave one.
-        kwargs: the other keyword arguments of the function.
-        forward: what has been learned of the forward that the call is part of.
 
     Raises:
         UnsupportedModelError: keys that are not there yet or may have been dropped unseen, or a mask of a kind that cannot be

@@ -55,13 +55,12 @@ class PolicyCache(Cache, Planner):
     """The cache of a policy, for one model; pass it as ``past_key_values``.
 
     One forward may hold one token or many, a prompt longer than the cache included: it is processed in chunks, and the
-    result does not depend on their size. Rows of a batch may be padded on either side, given a 2-D ``attention_mask``.
-    Positions are the cache's own: whatever ``position_ids`` a caller gives are replaced. A row is one text: several documents
-    packed into it are refused. Python warns where the policy holds more than the model was trained to see at once.
+    result does not depend on their size. Rows of a batch may be padded on either side, given a 2-D ``attention_mask``; each is
+    one text. Positions are the cache's own. Python warns where the policy holds more than the model was trained to see at once.
 
     Args:
         policy: what is held, a :class:`SlotPolicy`.
-        model: the model; if it is left out, the first one that is given the cache.
+        model: by default the first one that is given the cache.
         chunk: most tokens that are processed at once; more make a prompt faster and take more memory. They are fewer where each
             would take copies of many pinned tokens along.
         rebase_at: positions are counted from the oldest token held as soon as they would reach this. By default 2,048, or

@@ -208,17 +208,11 @@ class HostedPolicy(SlotPolicy):
     Tokens are counted with the learned ones in front of the text: those are the first, and stay. Beyond what the rule lets a
     query see, the last ``rollback`` tokens that have left its window are held, and seen by nobody: they are needed again when
     as many of the newest are taken back.
-
-    Attributes:
-        rule: the policy of the text, whose first token is its 0.
-        room: the same with a window that is wider by ``rollback``: who has which slot.
-        front: learned tokens in front of the text.
-        rollback: how many tokens are held besides.
     """
 
     name: ClassVar[str] = "hosted"
-    rule: SlotPolicy
-    room: SlotPolicy
+    rule: SlotPolicy  # of the text, whose first token is its 0
+    room: SlotPolicy  # the same with a window that is wider by ``rollback``: who has which slot
     front: int = 0
     rollback: int = 0
 

@@ -54,25 +54,19 @@ class QuantizedLayer(SlotLayer):
     """A :class:`SlotLayer` whose ring holds integer codes between the steps.
 
     Keys have outliers in a few channels and values have none (Liu et al. 2024, KIVI, arXiv 2402.02750), so a grid of keys
-    belongs to one channel of a group of slots that follow each other, and a grid of values to one token. A number comes
-    back within half a step of its grid, whose range is that of the numbers it stands for, widened to 0.
+    belongs to one channel of a group of slots that follow each other, and a grid of values to one token.
 
     Tokens are rounded once, when their group of slots is full; until then they wait in full precision. Pinned tokens never are
     rounded: so much attention rests on their keys that this would cost most. Where positions are counted anew, keys of the ring
-    are rotated and rounded once more.
-
-    A step widens the whole layer into a workspace that all layers share: it takes more time than without, and less memory.
-    Tokens of one chunk see each other unrounded, so results depend on the size of chunks as far as rounding goes.
+    are rotated and rounded once more. A step widens the whole layer into a workspace that all layers share: it takes more time
+    than without, and less memory. Tokens of one chunk see each other unrounded.
 
     Attributes:
         key_codes, value_codes: int8 ``(batch, num_kv_heads, groups, group, head_dim)``; of 4 bits, uint8 with two
             numbers in a byte, those of the first half of the channels in the lower bits: the last axis is half as long.
-        key_scales, key_zeros: float16 and int8 ``(batch, num_kv_heads, groups, 1, head_dim)``.
-        value_scales, value_zeros: likewise, ``(batch, num_kv_heads, groups, group, 1)``.
+        key_scales, key_zeros: float16 and int8 ``(batch, num_kv_heads, groups, 1, head_dim)``, of values ``(…, group, 1)``.
         key_newest, value_newest: tokens that wait, in the dtype of the model, ``(batch, num_kv_heads, group, head_dim)``.
-        waiting: boolean ``(batch, groups, group)``, the slots of the ring whose tokens wait.
-        ring: slots that are not pinned.
-        group: slots of a group.
+        waiting: boolean ``(batch, groups, group)``, the slots of the ring (those that are not pinned) whose tokens wait.
         sinks: values of the pinned tokens, ``(batch, num_kv_heads, pinned, head_dim)``, in the dtype of the model.
     """
 

@@ -24,13 +24,7 @@ from sinklab.registry import policies
 from sinklab.streaming.base import Reader, Telemetry, forget_media
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.limits import inside, require_integers, warn_of_length
-from sinklab.streaming.traits import (
-    continues_in_chunks,
-    has_states,
-    states_of,
-    tokens_in_front,
-    without_autocast,
-)
+from sinklab.streaming.traits import continues_in_chunks, has_states, states_of, tokens_in_front, without_autocast
 
 _AT_ONCE = 8192
 """Tokens of one forward at most, unless one window has more: the memory that is needed does not depend on the text."""

@@ -518,7 +518,7 @@ def test_a_model_that_cannot_have_integers_is_refused_before_anything_is_compare
     model = wrap_model(build(ZOO["bloom"], "eager").eval())
     said = []
     model.model.register_forward_hook(lambda *_: said.append(1))
-    with pytest.raises(ConfigurationError, match="`quantized` is for keys in slots; BloomForCausalLM"):
+    with pytest.raises(UnsupportedModelError, match="BloomForCausalLM adds a bias that counts the keys"):
         compare_policies(
             model, corpus="random_tokens", policies=["window", "sink_window"], windows=[8], sinks=[0, 1], tokens=40,
             documents=2, quantized=["int8"], out=tmp_path / "out",

@@ -28,23 +28,14 @@ are taken together, so that a short sequence does not spend its time between the
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """Some rows, the keys that one of them sees, and among these the range in which some rows do not see some keys.
-
-    Attributes:
-        keys: needed keys; at least one, so that there is a row to weigh.
-        edge: keys, counted from ``keys.start``, outside of which every row sees every key; ``None`` if that is so everywhere.
-        hidden: boolean ``(rows, edge)``; ``None`` if the edge is the causal triangle.
-        counts: visible keys of every row, in the dtype of the scores, over and over for all heads that are taken together:
-            ``(heads · rows, 1)``.
-        blank: boolean, likewise: rows that see no key; ``None`` if there are none.
-    """
+    """Some rows, the keys that one of them sees, and among these the range in which some rows do not see some keys."""
 
     rows: slice
-    keys: slice
-    edge: slice | None
-    hidden: Tensor | None
-    counts: Tensor
-    blank: Tensor | None
+    keys: slice  # at least one, so that there is a row to weigh
+    edge: slice | None  # counted from ``keys.start``: outside of it every row sees every key
+    hidden: Tensor | None  # boolean (rows, edge); None if the edge is the causal triangle
+    counts: Tensor  # visible keys of every row, over and over for all heads that are taken together: (heads · rows, 1)
+    blank: Tensor | None  # boolean, likewise: rows that see no key; None if there are none
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,14 +52,7 @@ class HeadSlices:
 
 
 class RowPlan:
-    """The parts of every sample; blocks are planned once for each mask that differs.
-
-    Args:
-        queries, keys: as in :class:`~sinklab.attention.operation.Inputs`.
-        visible: boolean ``(batch or 1, num_heads or 1, q_len or 1, kv_len or 1)``, or ``None``.
-        causal: query ``i`` sees keys ``0 … i``.
-        dtype: of the scores.
-    """
+    """The parts of every sample; blocks are planned once for each mask that differs. ``dtype`` is that of the scores."""
 
     def __init__(self, queries: Tensor, keys: Tensor, visible: Tensor | None, causal: bool, dtype: torch.dtype) -> None:
         self.visible, self.causal, self.dtype, self.device = visible, causal, dtype, queries.device
@@ -285,8 +269,6 @@ def row_attention(
         queries, keys, values: as in :class:`~sinklab.attention.operation.Inputs`, of one dtype.
         visible: boolean ``(batch or 1, num_heads or 1, q_len or 1, kv_len or 1)``, or ``None``.
         null_scores: ``(batch, num_heads, q_len)`` or ``None``.
-        causal: query ``i`` sees keys ``0 … i``.
-        scaling: factor on the scores.
         operation: what :func:`kernel_key` made of an operation.
 
     Returns:
