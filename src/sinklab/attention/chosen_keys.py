@@ -153,8 +153,10 @@ def stands_on_no_key(call: AttentionCall) -> bool:
 
 
 def weights_on_own_keys(call: AttentionCall, log_sum_exp: Tensor | None) -> Tensor:
-    """Weight of every query on the key of its own token, one of the last keys, float32 or wider ``(batch, num_heads, q_len)``; 0
-    where it has none (:func:`stands_on_no_key`). ``log_sum_exp`` is as for :func:`weights_of_keys`."""
+    """Weight of every query on the key of its own token, one of the last keys, float32 or wider ``(batch, num_heads, q_len)``.
+
+    0 where it has none (:func:`stands_on_no_key`). ``log_sum_exp`` is as for :func:`weights_of_keys`.
+    """
     if stands_on_no_key(call):
         return call.queries.new_zeros(call.queries.shape[:3], dtype=torch.promote_types(call.queries.dtype, torch.float32))
     before = call.kv_len - call.q_len

@@ -62,8 +62,8 @@ def core_module(module: nn.Module) -> nn.Module:
 def plain_module(module: nn.Module) -> nn.Module:
     """The module that another stands for: out of ``torch.compile``, data parallelism and PEFT, a learned prompt left out.
 
-    A module with adapters round a single map stands for that map. Unlike :func:`out_of_torch` it goes by what is known to be put
-    round parts of models: those have modules that hold nothing but a ``module``, whose names are to stay (LeViT).
+    A module with adapters round a single map stands for that map. Unlike :func:`out_of_torch` it goes by what is known to be
+    put round parts of models: those have modules that hold nothing but a ``module``, whose names are to stay (LeViT).
     """
     while (inner := _inside(module)) is not None:
         module = inner

@@ -339,7 +339,8 @@ ATTRIBUTE = "operation_state"
 
 @dataclasses.dataclass
 class Passing:
-    """What one forward hands to the operation of a layer: an object of its own, since to set an attribute of a module is slow."""
+    """What one forward hands to the operation of a layer: an object of its own, since to set an attribute of a module is
+    slow."""
 
     layer_input: Tensor | None = None  # what enters the layer, where the operation reads it
     unrotated: Tensor | None = None  # queries before rotation, where sinks are folded

@@ -72,8 +72,8 @@ def attach(
     warning says so: a pre-trained model loses half of its attention outputs at once.
 
     Learned parameters appear as ``<attention module>.operation_state.<name>``, in the dtype of the model, and belong to
-    ``model.parameters()``, so make the optimiser afterwards. Save with :func:`save_model`; :func:`sinklab.load_model` brings the
-    operation back.
+    ``model.parameters()``, so make the optimiser afterwards. Save with :func:`save_model`; :func:`sinklab.load_model` brings
+    the operation back.
 
     Args:
         operation: an instance, ``{"name": …, settings}``, or the name of a registered operation.

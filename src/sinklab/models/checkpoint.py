@@ -51,7 +51,8 @@ class OwnCode(InputError):
 
 
 class Located(NamedTuple):
-    """Where a checkpoint is: its local folder, the hub's commit it was fetched from, and the GGUF file that holds it, if any."""
+    """Where a checkpoint is: its local folder, the hub's commit it was fetched from, and the GGUF file that holds it, if
+    any."""
 
     folder: Path
     commit: str | None = None

@@ -33,7 +33,8 @@ def is_causal_lm(model: PreTrainedModel) -> bool:
 
 
 def is_two_sided(model: nn.Module) -> bool:
-    """Whether the model reads a source and a target: an encoder–decoder, and not its encoder, which keeps the whole's config."""
+    """Whether the model reads a source and a target: an encoder–decoder, and not its encoder, which keeps the whole's
+    config."""
     two = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     return two and "decoder_input_ids" in inspect.signature(model.forward).parameters
 

@@ -36,7 +36,8 @@ class Layout:
         return index - (self.front if self.starts is None else self.starts) < prefix
 
     def key_positions(self, kv_len: int) -> Tensor:
-        """Positions of all keys, cached ones included, int64 ``(batch or 1, kv_len)``: counted back from the last query over the
+        """Positions of all keys, cached ones included, int64 ``(batch or 1, kv_len)``: counted back from the last query over
+        the
         tokens that the attention mask shows, since a cache does not keep them."""
         if isinstance(self.seen, int) and self.seen == 0 and kv_len == self.length:
             return self.position_ids
@@ -160,7 +161,8 @@ def make_mask(
 
 
 def fold_bias(mask: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """An additive mask of ``dtype`` that carries a bias of the scores, ``(batch or 1, num_heads, q_len, kv_len)``, for attention
+    """An additive mask of ``dtype`` that carries a bias of the scores, ``(batch or 1, num_heads, q_len, kv_len)``, for
+    attention
     functions that take nothing else."""
     if mask.dtype == torch.bool:
         # Half of the least number stays finite when autocast rounds it to fewer digits.
