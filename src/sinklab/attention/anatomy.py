@@ -19,22 +19,9 @@ from sinklab.attention.modules import linear_map, named_modules, out_of_peft, ou
 from sinklab.errors import InputError
 
 OUTPUT_NAMES = (
-    "o_proj",
-    "out_proj",
-    "c_proj",
-    "wo",
-    "o",
-    "dense",
-    "proj",
-    "out_lin",
-    "o_lin",
-    "projection",
-    "out",
-    "linear_out",
-    "projection_layer",
-    "output",
-    "output_projection",
-)
+    "o_proj", "out_proj", "c_proj", "wo", "o", "dense", "proj", "out_lin", "o_lin", "projection", "out", "linear_out",
+    "projection_layer", "output", "output_projection",
+)  # fmt: skip
 """What transformers calls the map from the concatenated heads to the hidden state, in lower case."""
 INPUT_NAMES = re.compile(
     r"(^|_)w?([qkv]{1,3}|g)($|_)|query|key|value|gate|attn$|(^|_)(pos|rel|relative|r)($|_)|position|^in_|bias|sink",

@@ -87,13 +87,8 @@ class SinkRate(Probe):
 
     needs: ClassVar[frozenset[str]] = frozenset({"columns", "mass", "log_sum_exp", "maximum"})
     metrics: ClassVar[tuple[Metric, ...]] = (
-        GU2024,
-        GU2024_NULL,
-        QIU2025_FIRST_ATTENTION,
-        KAUL2024_FIRST_ARGMAX,
-        FIRST_TOKEN_SHARE,
-        FIRST_FOUR_SHARE,
-    )
+        GU2024, GU2024_NULL, QIU2025_FIRST_ATTENTION, KAUL2024_FIRST_ARGMAX, FIRST_TOKEN_SHARE, FIRST_FOUR_SHARE,
+    )  # fmt: skip
 
     def __init__(self, threshold: float = 0.3) -> None:
         require_threshold(threshold)

@@ -254,15 +254,9 @@ class _Work:
 
 @torch.library.custom_op("sinklab::row_attention", mutates_args=())
 def row_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor | None,
-    null_scores: Tensor | None,
-    causal: bool,
-    scaling: float,
-    operation: str,
-) -> tuple[Tensor, Tensor]:
+    queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, null_scores: Tensor | None, causal: bool,
+    scaling: float, operation: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Weights times values, and the null mass; differentiable in queries, keys, values and null scores, once.
 
     Args:
@@ -309,17 +303,9 @@ def _(queries, keys, values, visible, null_scores, causal, scaling, operation): 
 
 @torch.library.custom_op("sinklab::row_attention_backward", mutates_args=())
 def _row_attention_backward(
-    output_gradient: Tensor,
-    null_gradient: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor | None,
-    null_scores: Tensor | None,
-    causal: bool,
-    scaling: float,
-    operation: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    output_gradient: Tensor, null_gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None,
+    null_scores: Tensor | None, causal: bool, scaling: float, operation: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients with respect to queries, keys, values and null scores (empty without them)."""
     gradients = _empty_gradients(queries, keys, values, null_scores)
     query_gradient, key_gradient, value_gradient, null_score_gradient = gradients
@@ -375,17 +361,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(context: Any, output_gradient: Tensor, null_gradient: Tensor) -> tuple[Tensor | None, ...]:
     queries, keys, values, visible, null_scores = context.saved_tensors
     gradients = _row_attention_backward(
-        output_gradient,
-        null_gradient,
-        queries,
-        keys,
-        values,
-        visible,
-        null_scores,
-        context.causal,
-        context.scaling,
+        output_gradient, null_gradient, queries, keys, values, visible, null_scores, context.causal, context.scaling,
         context.operation,
-    )
+    )  # fmt: skip
     return *gradients[:3], None, None if null_scores is None else gradients[3], None, None, None
 
 
