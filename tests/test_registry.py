@@ -261,7 +261,7 @@ def test_settings_are_written_behind_a_colon_and_checked():
         (recipes, "tiny:model.windw=8", "there is no field 'model.windw'. Did you mean 'window'"),
         (read_outs, "sinks:rows=8", "read-out 'sinks' has no setting 'rows'; it has none"),
         (operations, type(operations.make("relu")), "Relu is a class; make one of it: Relu\\(…\\)"),
-        (claims, "sgd_keeps_the_sink:x=1", "claim 'sgd_keeps_the_sink' has no setting 'x'; it has none"),
+        (claims, "learning_rate:x=1", "claim 'learning_rate' has no setting 'x'; it has none"),
     ],
 )
 def test_what_cannot_be_made_says_why(registry, spec, message):
