@@ -169,11 +169,6 @@ def test_batch_padding_and_packing_do_not_matter():
             assert found[key] == (pytest.approx(value, rel=1e-6), count), key
 
 
-def test_merge_refuses_another_threshold():
-    with pytest.raises(ConfigurationError, match=r"threshold 0\.3 and 0\.4 measure different things"):
-        SinkRate().merge(SinkRate(threshold=0.4))
-
-
 def test_a_document_that_goes_on_is_refused():
     call = make_call(torch.zeros(2, 1, 4, 4), torch.zeros(2, 1, 4, 4), cached=3)
     with pytest.raises(SessionError, match=r"sink rates are of whole texts; .* after generate\(\) on all that it has returned"):

@@ -59,18 +59,14 @@ def model_inside(module: nn.Module) -> str:
 
 
 class Anatomy:
-    """Names and modules found once per session.
-
-    Args:
-        attention: the attention modules; those on the seam by default.
+    """Names and modules found once per session; ``attention`` are the modules on the seam by default.
 
     Attributes:
         attention: qualified name to attention module, in the order of the model; ``names`` is the way back, by ``id``.
         layers: qualified name to layer: the members of every ``ModuleList`` whose members hold attention modules, if they are
             no sublayers; ``layer_of`` is the name of the layer of an attention module.
         models: the model and every ``PreTrainedModel`` inside it.
-        depth: how many layers the configuration counts, each run of one that runs several times (ALBERT); 0 where it does not
-            say. Then ``shares_layers``: there are fewer of them than it counts.
+        depth: layers that the configuration counts, each run of a shared one (ALBERT); 0 where it does not say.
         streams: how many residual streams a hidden state has, 1 in most models (see :meth:`hidden_states`).
         encoder: of an encoder–decoder, the module that reads the source; else ``None``.
     """

@@ -248,11 +248,10 @@ def attend_returned(model: nn.Module, probes: Sequence[Probe] = ()) -> Iterator[
     """Show ``probes`` the attention weights that ``model`` returns when it is asked for them, until the block ends.
 
     For models that :func:`~sinklab.attention.session.attend` refuses because none of their attention goes through the attention
-    interface; of others it gives the numbers that ``attend`` gives, as far as weights do. The model is asked with
-    ``output_attentions=True``, and its output reaches the caller without them. What is proved of every forward: a tensor of
-    weights for each attention module that ran, over all keys; rows that sum to one; nothing for padding, and nothing for later
-    keys if the model is causal; some weight as far away as the rule of visibility allows, so that no window is missed. That
-    these weights made the output is the model's word.
+    interface. The model is asked with ``output_attentions=True``, and its output reaches the caller without them. What is
+    proved of every forward: a tensor of weights for each attention module that ran, over all keys; rows that sum to one;
+    nothing for padding, and nothing for later keys if the model is causal; some weight as far away as the rule of visibility
+    allows, so that no window is missed. That these weights made the output is the model's word.
 
     Memory is what the weights of all layers take (:func:`bytes_of_weights`), quadratic in the length.
 
@@ -260,12 +259,8 @@ def attend_returned(model: nn.Module, probes: Sequence[Probe] = ()) -> Iterator[
         model: of transformers, with one stack of layers, its implementation being ``eager``.
         probes: what to measure; those that read scores, queries, keys, values or outputs of heads and attention are refused.
 
-    Yields:
-        The session, with ``tier`` set; its table has it in the column of that name.
-
     Raises:
-        UnsupportedModelError: a model of another kind, or one that returns no weights or weights of another shape; a probe that
-            reads what weights do not give.
+        UnsupportedModelError: another model, weights of another shape or none, or a probe that reads more than weights.
         MeasurementError: weights that cannot be those of the attention that the model is said to have.
         ConfigurationError: weights that need more memory than the machine has.
         SessionError: as for :func:`~sinklab.attention.session.attend`.

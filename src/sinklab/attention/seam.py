@@ -77,20 +77,14 @@ def implementation_name(operation: str) -> str:
 
 
 def register_operation(operation: Operation) -> str:
-    """Make an operation available to every transformers model, under one name for the function and its mask.
+    """Make an operation available to every transformers model, as ``sinklab_<operation>``, for function and mask; that name.
 
-    The mask function is registered together with the attention function because transformers hands a function without one no
-    mask at all, and causality is silently gone.
+    The mask function is registered too because transformers hands a function without one no mask at all, and causality is
+    silently gone. Parameters of the instance serve modules that do not carry their own in ``module.operation``.
 
     Soft cap, position bias and attention dropout of the host model keep their meaning. A model with learned sink logits, or
     with a keyword that is not in :data:`~sinklab.attention.host_arguments.KEYWORDS`, raises :class:`UnsupportedModelError`
     when it runs.
-
-    Args:
-        operation: instance whose parameters serve modules that do not carry their own in ``module.operation``.
-
-    Returns:
-        The name, ``sinklab_<operation>``.
     """
     default = operation
     name = implementation_name(operation.name)

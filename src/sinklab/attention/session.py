@@ -146,12 +146,8 @@ class Session:
     def table(self, **constants: object) -> pd.DataFrame:
         """Rows of all probes as a pandas table in the long schema (:data:`sinklab.results.table.COLUMNS`).
 
-        Args:
-            constants: columns that are the same for all rows, such as ``run_id``; in place of what the session says of model,
-                operation and interventions where these are among them.
-
-        Raises:
-            SessionError: two probes of one name, whose rows could not be told apart.
+        ``constants`` are columns that are the same for all rows, such as ``run_id``, also in place of what the session says of
+        model, operation and interventions. Two probes of one name are a :class:`SessionError`: rows have no more.
         """
         known = {
             "model": self._model_name,
@@ -176,9 +172,6 @@ class Session:
             tokenizer: turns the ids that the model was given back into text; ids are shown without.
             threshold: mean weight from which a position is named a sink.
             about: what the model was shown, where that is more than token ids.
-
-        Raises:
-            InputError: no probe of the session gives a number per head.
         """
         import pyarrow as pa
 

@@ -68,9 +68,6 @@ def lay_out(
         front: learned tokens in front of every sequence; they are added to a forward that begins a sequence.
         attention_mask: 2-D over cached and given tokens, or 4-D, over the tokens in front too or without them.
         position_ids: ``(batch or 1, tokens)``; by default real tokens are counted.
-
-    Raises:
-        ConfigurationError: a 2-D attention mask of another length, or several documents in a row without a mask of theirs.
     """
     seen = 0 if cache is None else cache.get_seq_length()
     begins = isinstance(seen, int) and seen == 0
@@ -117,16 +114,9 @@ def make_mask(
 ) -> Tensor | BlockMask | None:
     """The mask for ``config._attn_implementation``, or ``None`` where it is causal and the attention function knows.
 
-    Tokens in front are visible to every token and see only each other, causally.
-
-    Args:
-        hidden_states: ``(batch, layout.length, hidden_size)``; dtype and device are those of the mask.
-        window: token ``t`` sees ``t - window + 1 … t``.
-        prefix: the first so many tokens of every text see each other both ways.
-        explicit: never ``None``.
-
-    Raises:
-        ConfigurationError: a cache that cuts the prefix in two.
+    Tokens in front are visible to every token and see only each other, causally; under a ``window`` token ``t`` sees
+    ``t - window + 1 … t``; the first ``prefix`` tokens of every text see each other both ways, and a cache that cuts them in
+    two is refused. Dtype and device are those of ``hidden_states``; an ``explicit`` mask is never ``None``.
     """
     front, starts, seen = layout.front, layout.starts, layout.seen
     windowed = window is not None and not (isinstance(seen, int) and seen + layout.length - front <= window)
