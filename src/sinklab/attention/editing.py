@@ -295,15 +295,12 @@ def _require_positions(edits: Sequence[Intervention]) -> None:
         positions = None if isinstance(place, str) else torch.as_tensor(place)
         # -1 in a tensor fills up the row of a sample that has fewer positions.
         negative = positions is not None and not isinstance(place, Tensor) and bool((positions < 0).any())
-        if positions is None or negative or (positions.numel() and _no_integers(positions)):
+        wrong = positions is None or positions.is_floating_point() or positions.dtype == torch.bool
+        if negative or (wrong and (positions is None or positions.numel())):
             raise ConfigurationError(
                 f"intervention {edit.name!r}: place {place!r} is no position; they count from 0, from the first token of "
                 "the document, and nothing is 'null'"
             )
-
-
-def _no_integers(values: Tensor) -> bool:
-    return values.is_floating_point() or values.dtype == torch.bool
 
 
 def _require_layers(edits: Sequence[HiddenIntervention], anatomy: Anatomy) -> None:

@@ -32,13 +32,10 @@ class AttentionMaps(Probe):
         tiles: most rows and columns of a map; a shorter sequence has one tile per token.
         length: of the longest side of a sample, which all tiles are made for; that of each call by default.
 
-    Raises:
-        ConfigurationError: no whole numbers, or no tile.
-
     Attributes:
-        ids: of the tokens that are the keys of self-attention, int64 ``(samples, keys)``, -1 for padding, by part of the model
-            (``""`` but for an encoder–decoder); empty where the model was given no ids. -1 for learned tokens in front, too.
-        front: how many of these there are, before all others.
+        ids: of the tokens that are the keys of self-attention, int64 ``(samples, keys)``, by part of the model (``""`` but for
+            an encoder–decoder), -1 for padding and learned tokens in front; empty where the model was given no ids.
+        front: how many of these learned tokens there are, before all others.
         lengths: of the longer side of the calls that were seen.
     """
 

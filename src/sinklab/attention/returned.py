@@ -309,10 +309,6 @@ class ReturnedSession(Session):
         self._wanted = False
         self._known: dict[str, Site] = {}
 
-    @property
-    def _name(self) -> str:
-        return self._anatomy.model_class
-
     def _dissected(self, model: nn.Module) -> Anatomy:
         modules = dict(named_modules(model))
         return Anatomy(model, {name: modules[name] for name in self.off_seam} if uses_returned(model) else None)
@@ -453,9 +449,6 @@ class ReturnedSession(Session):
 
     def _show(self, call: GivenCall) -> None:
         self._operations.add(call.operation)
-        if not self.probes:
-            return
-        statistics = column_statistics(call, self._statistics_needs) if self._statistics_needs else Statistics()
-        for probe in self.probes:
-            if type(probe).update is not Probe.update:
-                probe.update(call, statistics)
+        if self.probes:
+            needs = self._statistics_needs
+            self._show_call(call, column_statistics(call, needs) if needs else Statistics())

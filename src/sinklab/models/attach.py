@@ -80,11 +80,9 @@ def attach(
             ``dummy_inputs`` by default, which are token ids: models of pictures or of sound need an example.
 
     Raises:
-        InputError: what ``load_model`` gave, a name or a module of another library in place of the model.
-        UnsupportedModelError: no attention module on the seam, learned sink logits of its own, or an operation that needs the
-            model's help (a sink token).
-        ConfigurationError: a :class:`~sinklab.models.language_model.SinkLM`, whose operation is a field of its config; or a
-            second operation on top of one that is attached.
+        InputError: what is no model of transformers.
+        UnsupportedModelError: no attention module on the seam, learned sink logits of its own, or a sink token.
+        ConfigurationError: a SinkLM, whose operation is a field of its config, or a second operation on top of another.
     """
     given, model = model, transformers_model(model)
     if isinstance(model.config, SinkLMConfig):
@@ -173,14 +171,12 @@ def save_model(
 
     Args:
         model: or what :func:`sinklab.load_model` gave, whose tokenizer is then saved too.
-        folder: of the checkpoint.
+        folder: of the checkpoint; a file there is an :class:`InputError`.
         tokenizer: saved beside the model.
 
     Raises:
-        InputError: what is no model of transformers, or a file in place of the directory.
-        ConfigurationError: adapters of PEFT are in the model; or the model, or a part of it, runs an
-            operation that its config does not carry: by name alone, or attached to the part (the text tower of CLIP). It would
-            come back as softmax.
+        ConfigurationError: adapters of PEFT are in the model; or it, or a part of it, runs an operation that its config does
+            not carry: by name alone, or attached to the part (the text tower of CLIP). It would come back as softmax.
     """
     if isinstance(model, nn.Module):
         model = unwrapped(model)

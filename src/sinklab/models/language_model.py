@@ -158,7 +158,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         """Logits ``(batch, seq_len, vocab_size)`` and, with ``labels``, the mean next-token loss in nats.
 
         Learned tokens that the operation puts in front are neither in the arguments nor in the logits; hidden states,
-        attentions and the cache have them first.
+        attentions, the cache and masks of four dimensions have them first.
 
         Args:
             input_ids: ``(batch, seq_len)``; or ``inputs_embeds`` of ``(batch, seq_len, hidden_size)``.
@@ -171,10 +171,6 @@ class SinkLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: only the last so many positions get logits, 0 means all; or their indices.
             kwargs: ``num_items_in_batch`` makes the loss the sum over targets divided by it; others go to the attention
                 function.
-
-        Raises:
-            ConfigurationError: arguments that cannot go together, or weights asked for from an attention that keeps none.
-            InputError: no tokens.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ConfigurationError("give exactly one of input_ids and inputs_embeds")

@@ -88,10 +88,7 @@ class SinkProbe(Probe):
     """Means by head of numbers about the main sink; the column ``sink`` of their rows says which that is.
 
     Args:
-        sink_position: position of the sink inside each document; 0 is the first token.
-
-    Raises:
-        ConfigurationError: a position below 0, which no document has: positions are not counted from the end.
+        sink_position: position of the sink inside each document, 0 or more; 0 is the first token.
 
     Attributes:
         sinks: what was found (:meth:`about`), or the position that was named.

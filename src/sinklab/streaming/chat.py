@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.environment import require_function
-from sinklab.results.progress import DONE
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.stream import Stream
 
@@ -27,10 +25,9 @@ class Chat:
     """A conversation with a model, for ever: the system message is pinned, what was said long ago is evicted.
 
     Turns are written as the tokenizer's chat template has them. Without a template they are written as :data:`PLAIN`, behind
-    the system message and an empty line. Of every turn only what is new is read, as long as the template writes
-    the conversation so far as it has written it before. Some do not: they drop the thoughts of earlier answers, or what
-    they put in front of the answer to come. Then all of it is read again, as it is written now, and the system message stays
-    pinned.
+    the system message and an empty line. Of every turn only what is new is read, as long as the template writes the
+    conversation so far as it has written it before. Some do not: they drop the thoughts of earlier answers, or what they put
+    in front of the answer to come. Then all of it is read again, as it is written now (``rereads`` counts).
 
     A template that refuses a system message, or leaves it out, gets it in front of the first turn, and an empty line. One that
     moves it along to the newest turn has it in the first turn and there it stays, in front of all.
@@ -40,10 +37,6 @@ class Chat:
         system: system message; its tokens are never evicted, and the window counts besides.
         stream: one to go on with, loaded from a file, in place of ``system`` and ``settings``. What was said in it is not
             known, so its earlier turns stay as they were read.
-
-    Attributes:
-        stream: what the turns are fed to.
-        rereads: how often the conversation was read again.
 
     Raises:
         ConfigurationError: no tokenizer, or a template that does not fit.
@@ -86,7 +79,6 @@ class Chat:
         Raises:
             InputError: an empty turn.
         """
-        require_function("progress", progress, DONE)
         if not text.strip():
             raise InputError("there is nothing to answer: the turn is empty")
         first, turn = self.stream.position == 0, {"role": "user", "content": text}

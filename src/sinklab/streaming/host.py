@@ -255,11 +255,7 @@ def compile_steps(model: PreTrainedModel, **options: Any) -> None:
     one core of a CPU it was 1.2 times as fast. A model compiled as a whole, by ``model.compile()``, works too: its graph is
     broken where the step is planned, and there is no new one for later tokens either.
 
-    Args:
-        options: of :func:`torch.compile`; by default ``fullgraph=True, dynamic=False``.
-
-    Raises:
-        ConfigurationError: its steps are compiled already.
+    ``options`` are those of :func:`torch.compile`; by default ``fullgraph=True, dynamic=False``.
     """
     decoder = model.base_model
     if is_compiled(decoder):

@@ -16,9 +16,7 @@ from sinklab.attention.modules import input_device
 from sinklab.errors import InputError
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec
-from sinklab.results.environment import require_function
 from sinklab.results.intervals import LEAST_PARTS, mean_interval
-from sinklab.results.progress import DONE
 from sinklab.streaming.reader import open_reader
 
 CHUNK = 64
@@ -57,7 +55,6 @@ def losses(
     Raises:
         InputError: no token is left to score.
     """
-    require_function("progress", progress, DONE)
     batch, length = tokens.shape
     if not 1 <= first < length:
         raise InputError(
@@ -137,7 +134,6 @@ def decoding(
     ``warm_up`` steps are not timed. What is decoded is the text itself, as the time does not depend on what is chosen.
     ``progress`` is called with the steps done and those to do.
     """
-    require_function("progress", progress, DONE)
     if len(tokens) != 1 or tokens.shape[1] <= warm_up + steps:
         raise InputError(
             f"decoding is timed on one row of more than {warm_up} + {steps} tokens; got {len(tokens)} of {tokens.shape[1]}"

@@ -232,13 +232,8 @@ class CacheReader(Reader):
 def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128, quantized: str | None = None) -> Reader:
     """A reader of ``model`` under a policy: the object, its name, or ``{"name": …, setting: …}``.
 
-    Args:
-        chunk: most tokens that a cache takes at once; the result does not depend on it.
-        quantized: ``"int8"`` or ``"int4"``: keep what is neither pinned nor new as integers, under a policy of slots.
-
-    Raises:
-        UnknownNameError, ConfigurationError: no such policy, a setting it refuses, or one that cannot be quantised.
-        UnsupportedModelError: it cannot be had with this model; see :class:`~sinklab.streaming.cache.PolicyCache`.
+    ``chunk`` is the most tokens that a cache takes at once, on which the result does not depend; ``quantized`` as for
+    :class:`~sinklab.streaming.cache.PolicyCache`, which says, too, which models cannot have a policy of slots.
     """
     model = inside(model)
     made = policies.make(policy)
