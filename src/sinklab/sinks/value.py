@@ -252,8 +252,8 @@ class Sinks:
     def place_in(self, tokens: Tensor | None, attention_mask: Tensor | None = None) -> int | Tensor | Literal["null"] | None:
         """Where the main sink stands in texts ``(samples, seq_len)`` of one document a row, in the terms of interventions.
 
-        A position; ``"null"``; for a token its positions, int64 ``(samples, 1)`` with -1 for texts that lack it; ``None``. A group
-        of positions is refused. ``attention_mask`` is 0 for padding.
+        A position; ``"null"``; for a token its positions, int64 ``(samples, 1)`` with -1 for texts that lack it; ``None``. A
+        group of positions is refused. ``attention_mask`` is 0 for padding.
         """
         if self.main is not None and self.main.kind == "group":
             raise ConfigurationError(f"the sink is {self.main.describe()}: several positions, where one is asked for")

@@ -300,7 +300,7 @@ class Stream:
         """Go on with a stream that :meth:`save` wrote, with the same model and tokenizer.
 
         ``changes`` are other settings than before, but for the policy and what is kept; a change of the sampling begins its
-        draws anew, and to temperature 0 ends them. A file that cannot be used, or is of another model, is an :class:`InputError`.
+        draws anew, and to temperature 0 ends them. A file of another model is an :class:`InputError`.
         """
         if fixed := changes.keys() & {"policy", "keep"}:
             raise ConfigurationError(f"{min(fixed)} cannot change a stream that goes on; begin another one")
