@@ -196,6 +196,7 @@ class Hidden(Visibility):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
+        """Of the keys."""
         return self.keys.device
 
     def unfolded(self) -> Visibility:
