@@ -31,21 +31,12 @@ def of_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
         return tensor if tensor is None or tensor.shape[dim] == 1 else tensor.index_select(dim, index)
 
     return dataclasses.replace(
-        call,
-        queries=call.queries[:, index],
-        keys=call.keys[:, groups],
-        values=call.values[:, groups],
-        visible=OfHeads(call.visible, index),
-        bias=pick(call.bias),
-        sink_scores=pick(call.sink_scores),
-        null_value=pick(call.null_value, 0),
-        output_bias=pick(call.output_bias, 0),
-        gain=pick(call.gain),
-        head_outputs=pick(call.head_outputs, 2),
-        log_sum_exp=pick(call.log_sum_exp),
-        projection=None,
+        call, queries=call.queries[:, index], keys=call.keys[:, groups], values=call.values[:, groups],
+        visible=OfHeads(call.visible, index), bias=pick(call.bias), sink_scores=pick(call.sink_scores),
+        null_value=pick(call.null_value, 0), output_bias=pick(call.output_bias, 0), gain=pick(call.gain),
+        head_outputs=pick(call.head_outputs, 2), log_sum_exp=pick(call.log_sum_exp), projection=None,
         heads=tuple(call.head_numbers[head] for head in heads),
-    )
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -105,22 +105,12 @@ def given_call(
     real = keys.positions >= 0
     visible = rule if bool(real.all()) else Keys(real) if isinstance(rule, Everything) else rule & Keys(real)
     return GivenCall(
-        site=site,
-        queries=unknown.expand(batch, heads, q_len, 1),
-        keys=unknown.expand(batch, heads, kv_len, 1),
-        values=unknown.expand(batch, heads, kv_len, 1),
-        scaling=1.0,
-        visible=visible,
-        operation=GivenWeights(sums=row_sums),
-        query_positions=queries.positions,
-        key_positions=keys.positions,
-        query_documents=queries.documents,
-        key_documents=keys.documents,
-        sink_scores=unknown.expand(1, heads, 1) if row_sums == "null_mass" else None,
-        key_tokens=key_tokens,
-        cached_keys=cached_keys,
-        given=weights,
-    )
+        site=site, queries=unknown.expand(batch, heads, q_len, 1), keys=unknown.expand(batch, heads, kv_len, 1),
+        values=unknown.expand(batch, heads, kv_len, 1), scaling=1.0, visible=visible, operation=GivenWeights(sums=row_sums),
+        query_positions=queries.positions, key_positions=keys.positions, query_documents=queries.documents,
+        key_documents=keys.documents, sink_scores=unknown.expand(1, heads, 1) if row_sums == "null_mass" else None,
+        key_tokens=key_tokens, cached_keys=cached_keys, given=weights,
+    )  # fmt: skip
 
 
 FaultKind: TypeAlias = Literal["number", "negative", "hidden", "future", "sum"]

@@ -124,17 +124,11 @@ def register_operation(operation: Operation) -> str:
         elif attention_mask.shape[-1] > key.shape[2]:
             visible = attention_mask[..., : key.shape[2]]
         inputs = Inputs(
-            queries=query,
-            keys=key,
-            values=value,
-            visible=visible,
-            causal=causal,
-            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-            state=state_of(module, chosen, layer_input),
-            softcap=keywords.get("softcap"),
-            bias=None if bias is None else bias[..., : key.shape[2]],
+            queries=query, keys=key, values=value, visible=visible, causal=causal,
+            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling, state=state_of(module, chosen, layer_input),
+            softcap=keywords.get("softcap"), bias=None if bias is None else bias[..., : key.shape[2]],
             dropout=dropout if module.training else 0.0,
-        )
+        )  # fmt: skip
         path = getattr(module, "attention_path", "auto")
         wanted = bool(keywords.get("output_attentions")) or _weights_are_collected()
         if chosen.folds:

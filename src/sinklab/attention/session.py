@@ -126,14 +126,9 @@ class Session:
         self._longest = 0
         self._operations: set[Operation] = set()
         self._hooks = ModelHooks(
-            model,
-            self._anatomy,
-            self._editing,
-            self._needs,
-            self._active,
-            self._show_layer,
+            model, self._anatomy, self._editing, self._needs, self._active, self._show_layer,
             asked=bool(self.probes or self.interventions),
-        )
+        )  # fmt: skip
         self.sites = self._hooks.sites
 
     def _dissected(self, model: nn.Module) -> Anatomy:
@@ -273,15 +268,9 @@ class Session:
         self._hooks.on_mask(record)
 
     def on_attention(
-        self,
-        native: seam.Native,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: object = None,
+        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None,
         **kwargs: Unpack[host_arguments.Keywords],
-    ) -> seam.Attended:
+    ) -> seam.Attended:  # fmt: skip
         """Run the model's own function, then reduce what it did to statistics and show them to the probes."""
         name = self._anatomy.names[id(module)]
         _require_numbers(name, query)

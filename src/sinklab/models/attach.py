@@ -331,15 +331,9 @@ class _Shapes(seam.Observer):
         return id(module) in self.names
 
     def on_attention(
-        self,
-        native: seam.Native,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *args: object,
+        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: object,
         **kwargs: Unpack[host_arguments.Keywords],
-    ) -> seam.Attended:
+    ) -> seam.Attended:  # fmt: skip
         name = self.names[id(module)]
         if host_arguments.read_sink_scores(kwargs) is not None:
             raise UnsupportedModelError(

@@ -186,13 +186,9 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         layout = lay_out(
-            tokens=hidden_states.shape[1],
-            front=self.tokens_in_front,
-            cache=cache,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            device=hidden_states.device,
-        )
+            tokens=hidden_states.shape[1], front=self.tokens_in_front, cache=cache, attention_mask=attention_mask,
+            position_ids=position_ids, device=hidden_states.device,
+        )  # fmt: skip
         added = layout.length - hidden_states.shape[1]
         if added:
             front = self.front_tokens.weight.to(hidden_states.dtype)
@@ -245,14 +241,9 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         """The mask, and the bias of the scores where the attention function takes it beside the mask."""
         own = self.config._attn_implementation.startswith(implementation_name(""))
         mask = make_mask(
-            self.config,
-            hidden_states,
-            layout,
-            cache,
-            window=self.config.window,
-            prefix=self.config.prefix_length,
+            self.config, hidden_states, layout, cache, window=self.config.window, prefix=self.config.prefix_length,
             explicit=self.position.biased and not own,
-        )
+        )  # fmt: skip
         if not self.position.biased:
             return mask, None
         kv_len = layout.length if cache is None else cache.get_mask_sizes(layout.length, 0)[0]

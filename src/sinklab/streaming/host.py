@@ -344,15 +344,9 @@ class SinksApart(seam.Observer):
         return id(module) in self._modules
 
     def on_attention(
-        self,
-        native: seam.Native,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: object = None,
+        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object = None,
         **kwargs: Unpack[host_arguments.Keywords],
-    ) -> seam.Attended:
+    ) -> seam.Attended:  # fmt: skip
         """Attend to the window with the stock kernel and to the sinks here."""
         table = self._table
         left, table.left = table.left, None

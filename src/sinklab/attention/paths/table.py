@@ -84,16 +84,9 @@ def compute(
     if path != "plain":
         return _MODULES[path].head_outputs(operation, inputs), None
     return operation.head_outputs(
-        inputs.queries,
-        inputs.keys,
-        inputs.values,
-        inputs.mask(),
-        inputs.scaling,
-        inputs.state,
-        softcap=inputs.softcap,
-        bias=inputs.bias,
-        dropout=inputs.dropout,
-    )
+        inputs.queries, inputs.keys, inputs.values, inputs.mask(), inputs.scaling, inputs.state, softcap=inputs.softcap,
+        bias=inputs.bias, dropout=inputs.dropout,
+    )  # fmt: skip
 
 
 def set_attention_path(model: nn.Module, path: str) -> None:

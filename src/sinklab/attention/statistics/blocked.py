@@ -233,18 +233,10 @@ def agrees(
     positions = torch.arange(TOKENS, device=device).expand(2, -1)
     for visible in (Causal(0, device), Everything(device)):
         call = AttentionCall(
-            site=Site("self-check", 0),
-            queries=queries,
-            keys=keys,
-            values=keys,
-            scaling=head_dim**-0.5,
-            visible=visible,
-            operation=operations.make("softmax"),
-            query_positions=positions,
-            key_positions=positions,
-            query_documents=torch.zeros_like(positions),
-            key_documents=torch.zeros_like(positions),
-        )
+            site=Site("self-check", 0), queries=queries, keys=keys, values=keys, scaling=head_dim**-0.5, visible=visible,
+            operation=operations.make("softmax"), query_positions=positions, key_positions=positions,
+            query_documents=torch.zeros_like(positions), key_documents=torch.zeros_like(positions),
+        )  # fmt: skip
         reference = blocked_statistics(call, frozenset({"columns", "log_sum_exp"}))
         call.log_sum_exp = reference.log_sum_exp
         try:

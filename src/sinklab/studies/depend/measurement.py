@@ -20,7 +20,7 @@ from sinklab.results.blocks import counted
 from sinklab.results.intervals import Interval, function_over_items, mean_over_items
 from sinklab.results.progress import SinklabWarning
 from sinklab.streaming.limits import most_slots
-from sinklab.streaming.traits import FixedPositions, read_rotations
+from sinklab.streaming.traits import ANEW, FixedPositions, read_rotations
 from sinklab.studies.cache.plan import sinks_of_texts
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.found import SCORES, NoIndex, Outcome, Point, PolicyScore
@@ -176,8 +176,8 @@ def require_windows(loaded: LoadedModel) -> None:
         read_rotations(loaded.model)
     except FixedPositions as error:
         raise UnsupportedModelError(
-            f"{error.reason}. depend compares caches of a window with and without the sink, which this model cannot have; "
-            "'sinklab causes' asks what its sinks do on whole texts"
+            f"{str(error).removesuffix(ANEW)}. depend compares caches of a window with and without the sink, which this model "
+            "cannot have; 'sinklab causes' asks what its sinks do on whole texts"
         ) from None
     except UnsupportedModelError:
         pass  # said of the policy that cannot be had, which need not be one of the two
