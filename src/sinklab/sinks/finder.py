@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Self, TypeAlias, TypedDict
+from typing import Any, Literal, Self, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -314,7 +314,7 @@ class SinkFinder(Watcher):
             if null.sinking or (null.rate or 0.0) >= LEAST_RATE:
                 listed.append((null, True))
         listed.sort(key=lambda entry: -(entry[0].rate or 0.0))
-        lists: dict[str, tuple[Sink, ...]] = {}
+        lists: dict[str, Any] = {}
         for sink, is_loud in listed:
             kept = "followed" if sink.anywhere else "sinks"
             name = "silent" if not is_loud else kept if sink.sinking else "weak"
