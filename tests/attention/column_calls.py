@@ -7,22 +7,12 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from sinklab.attention.call import AttentionCall, Site
+from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.registry import operations
 
 ALL = frozenset({"columns", "mass", "log_sum_exp", "entropy", "maximum", "scores"})
-FIELDS = (
-    "column_sum",
-    "column_share",
-    "column_count",
-    "row_mass",
-    "null_mass",
-    "log_sum_exp",
-    "row_entropy",
-    "row_max",
-    "score_mean",
-)
+FIELDS = tuple(field.name for field in dataclasses.fields(Statistics))
 
 
 def make_call(

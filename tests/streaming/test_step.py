@@ -7,7 +7,6 @@ import pytest
 import torch
 import transformers
 from hypothesis import strategies
-from tests.architectures.zoo import ZOO, build
 from tests.streaming.decoders import (
     SINKS,
     TOLERANCE,
@@ -15,9 +14,11 @@ from tests.streaming.decoders import (
     Gapped,
     build_decoder,
     decoder,
+    encoded_anew,
     gap,
     one_by_one,
     read,
+    sharpened,
     slow_logits,
     text,
 )
@@ -180,21 +181,6 @@ POLICIES = [
 ]
 
 
-@torch.no_grad()
-def encoded_anew(model, policy, tokens):
-    """Logits of a model of one layer, whose keys depend on token and position alone: a dense reading of what is held, side by
-    side or where it stood."""
-    found = []
-    for last in range(tokens.shape[1]):
-        held = policy.visible(torch.tensor(last), torch.arange(last + 1)).nonzero().flatten()
-        positions = None if policy.positions == "in_cache" else held[None]
-        # Without a mask, transformers takes gaps in the positions for the ends of documents.
-        causal = torch.ones(len(held), len(held), dtype=torch.bool).tril().expand(len(tokens), 1, -1, -1)
-        logits = model(input_ids=tokens[:, held], position_ids=positions, attention_mask=causal, use_cache=False).logits
-        found.append(logits[:, -1:])
-    return torch.cat(found, dim=1)
-
-
 @pytest.mark.parametrize("settings", POLICIES, ids=str)
 def test_every_slot_policy(settings):
     """Cut in any way, counted anew often or never, in rows of their own lengths."""
@@ -225,12 +211,7 @@ def read_masked(model, tokens, mask, cache, pieces):
 
 @pytest.fixture(scope="module")
 def model():
-    model = build(ZOO["llama"], "sdpa").eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "q_proj" in name or "k_proj" in name:
-                weight.mul_(3)
-    return model
+    return sharpened()
 
 
 def read_padded(model, padding, **settings):
