@@ -261,16 +261,6 @@ def test_powers_sum_to_one_at_any_size_of_the_scores(sigmoid):
 # --- scaled_softmax ----------------------------------------------------------------------------------------------------------
 
 
-def test_three_tokens_by_hand_of_scaled_softmax():
-    queries, keys = torch.tensor([[1.0], [1.0], [1.0]])[None, None], torch.log(torch.tensor([[1.0], [3.0], [4.0]]))[None, None]
-    outputs, _ = ScaledSoftmax(alpha=0.2).head_outputs(
-        queries, keys, torch.ones(1, 1, 3, 1), torch.ones(3, 3, dtype=torch.bool).tril(), 1.0
-    )
-    torch.testing.assert_close(
-        outputs.flatten(), torch.full((3,), 0.2), rtol=0, atol=1e-7
-    )  # values of one: the sums of the rows
-
-
 def test_it_is_softmax_with_the_output_map_times_alpha():
     queries, keys, values = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
     outputs, weights = ScaledSoftmax(alpha=0.05).head_outputs(queries, keys, values, None, 0.5)

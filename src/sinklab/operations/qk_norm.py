@@ -50,8 +50,8 @@ class QkNorm(Softmax):
     def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
         self.require(
             not self.unit_length or shape.scaling is None,
-            f"the model scales scores by {shape.scaling or 0:g} and not by 1/sqrt({shape.head_dim}), so that gain would not take "
-            "its place; leave unit_length out",
+            f"the model scales scores by {shape.scaling or 0:g} and not by 1/sqrt({shape.head_dim}), so that gain would not "
+            "take its place; leave unit_length out",
         )
         return {"gain": torch.full((shape.num_heads,), float(self.initial))}
 
