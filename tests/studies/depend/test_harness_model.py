@@ -270,9 +270,9 @@ class TestDepend:
 
     def test_with_other_tokens_in_front(self, small, task_folder):
         task = f"lm_eval:{task_folder}:defined_name"
-        result = depend(small, [task], window=16, sinks=(4,), items=3, bos="two")
-        assert set(result.table["bos"]) == {2}
-        assert result.record["tasks"][0]["bos"]["4+12"]["texts_by_count"] == {"2": 12}
+        result = depend(small, [task], window=16, sinks=(4,), items=3, bos="none")
+        assert set(result.table["bos"]) == {0}
+        assert result.record["tasks"][0]["bos"]["4+12"]["texts_by_count"] == {"0": 12}
         assert result.summary["tasks"][0]["dependence"] == {"refused": "at chance: says nothing about sinks"}
 
     @pytest.mark.parametrize("needs_sink", [True, False])

@@ -26,25 +26,10 @@ PAST_TRAINING = "past the trained length that can cost more than they gain (meas
 
 @dataclass(frozen=True)
 class Answer:
-    """What an engine makes of one part of a policy: how well, and by what."""
+    """What an engine makes of one part of a policy: how well, and by what, or why it cannot and what happens instead."""
 
     how: Literal["expressed", "approximated", "not expressible"]
     says: str
-
-
-def expressed(says: str) -> Answer:
-    """The engine does just that."""
-    return Answer("expressed", says)
-
-
-def approximated(says: str) -> Answer:
-    """It does something near to it; ``says`` is what the difference is."""
-    return Answer("approximated", says)
-
-
-def not_expressible(says: str = "it has no such setting") -> Answer:
-    """It cannot; ``says`` is why, and what happens instead."""
-    return Answer("not expressible", says)
 
 
 @dataclass(frozen=True)
@@ -129,23 +114,23 @@ class Engine(abc.ABC):
 
     def stay(self, plan: ExportPlan) -> Answer:
         """The tokens of :attr:`ExportPlan.pinned` are never evicted; an engine that cannot do that is given nothing."""
-        return not_expressible()
+        return Answer("not expressible", "it has no such setting")
 
     def window(self, plan: ExportPlan) -> Answer:
         """The last :attr:`ExportPlan.recent` tokens before the query are held."""
-        return not_expressible()
+        return Answer("not expressible", "it has no such setting")
 
     def rule(self, plan: ExportPlan) -> Answer:
         """What else a policy does; an engine that cannot do that is given nothing."""
-        return not_expressible("it has no such rule")
+        return Answer("not expressible", "it has no such rule")
 
     def positions(self, plan: ExportPlan) -> Answer:
         """Positions of keys are ranks in the cache, or indices in the text."""
-        return not_expressible()
+        return Answer("not expressible", "it has no such setting")
 
     def integers(self, plan: ExportPlan) -> Answer:
         """Keys and values are kept as integers, those of pinned and newest tokens are not."""
-        return not_expressible()
+        return Answer("not expressible", "it has no such setting")
 
     @abc.abstractmethod
     def text(self, plan: ExportPlan) -> str:

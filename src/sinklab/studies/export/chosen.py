@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from sinklab.errors import InputError, UnknownNameError
-from sinklab.policies.base import Policy, Positions
+from sinklab.policies.base import Policy
 from sinklab.registry import policies
 from sinklab.results.blocks import counted, interval
 from sinklab.results.sections import from_json
 from sinklab.results.table import read_run
 from sinklab.streaming.limits import require_integers
-from sinklab.studies.cache.found import Comparison, PolicyEntry
+from sinklab.studies.cache.found import Comparison, PolicyEntry, recommended
 from sinklab.studies.export.base import Engine, ExportPlan, engines
 
 
@@ -36,14 +35,17 @@ def plan_of(found: Comparison, policy: str | None = None, quantized: str | None 
     """A policy of a comparison, by default the recommended one.
 
     Args:
-        policy: a row of the table by its label or its name, or ``name:setting=value`` for one that need not have been measured.
+        policy: a row of the table by its label or its name.
         quantized: ``int8`` or ``int4`` for a cache of integers.
 
     Raises:
         InputError: nothing was recommended; a name that stands for several rows, or for none; a policy that keeps everything.
-        UnknownNameError, ConfigurationError: no such policy; integers that it cannot have.
+        ConfigurationError: integers that the policy cannot have.
     """
-    made, entry = _recommended(found) if policy is None else _chosen(found, policy)
+    entry = recommended(found) if policy is None else _named(found, policy)
+    if entry is None:
+        raise InputError(f"this comparison recommends no policy, name one with `policy`: {found.recommendation}")
+    made: Policy = policies.make(dict(entry.settings))
     if not made.bounded:
         raise InputError(f"policy {made.name!r} keeps everything, as every engine does by itself; name another with `policy`")
     sentences = [_loss(found, entry)]
@@ -55,50 +57,18 @@ def plan_of(found: Comparison, policy: str | None = None, quantized: str | None 
     return ExportPlan(found.model, bool(found.bos), made, quantized, tuple(sentences))
 
 
-def _recommended(found: Comparison) -> tuple[Policy, PolicyEntry | None]:
-    advised = found.recommended
-    if advised is None:
-        raise InputError(f"this comparison recommends no policy, name one with `policy`: {found.recommendation}")
-    window = advised.window
-    if advised.pinned is not None:
-        sizes = [{"name": "pinned", "pinned": tuple(advised.pinned), "window": window}]
-    else:
-        sizes = [{"name": "sink_window", "num_sinks": advised.num_sinks, "window": window}]
-        if not advised.num_sinks:  # one rule under two names; the plain one is usual
-            sizes.insert(0, {"name": "window", "window": window})
-    made: list[Policy] = [policies.make({**size, "positions": kind}) for kind in get_args(Positions) for size in sizes]
-    # Of one size with both kinds of positions, the recommendation is about the first kind.
-    entries = ((policy, entry) for policy in made if (entry := _measured(found, policy)) is not None)
-    return next(entries, (made[0], None))
-
-
-def _chosen(found: Comparison, text: str) -> tuple[Policy, PolicyEntry | None]:
+def _named(found: Comparison, text: str) -> PolicyEntry:
     rows = found.policies
     matches = [row for row in rows if text == row.label] or [row for row in rows if text == row.policy]
+    if len(matches) == 1:
+        return matches[0]
     labels = ", ".join(repr(row.label) for row in matches or rows)
-    if len(matches) > 1:
-        raise InputError(f"`policy` {text!r} stands for {len(matches)} rows of this comparison; name one: {labels}")
     if matches:
-        return policies.make(dict(matches[0].settings)), matches[0]
-    if ":" not in text:
-        raise InputError(
-            f"`policy` {text!r} is no row of this comparison; it has {labels}. With its settings, name:setting=value, a policy "
-            "need not have been measured"
-        )
-    policy: Policy = policies.make(text)
-    return policy, _measured(found, policy)
+        raise InputError(f"`policy` {text!r} stands for {len(matches)} rows of this comparison; name one: {labels}")
+    raise InputError(f"`policy` {text!r} is no row of this comparison; it has {labels}")
 
 
-def _measured(found: Comparison, policy: Policy) -> PolicyEntry | None:
-    """The row of a policy, ``None`` where it was not measured."""
-    settings = policies.settings(policy)
-    same = (row for row in found.policies if policies.settings(policies.make(dict(row.settings))) == settings)
-    return next(same, None)
-
-
-def _loss(found: Comparison, entry: PolicyEntry | None) -> str:
-    if entry is None:
-        return "Not measured: this comparison has no row of it."
+def _loss(found: Comparison, entry: PolicyEntry) -> str:
     loss = interval({"mean": entry.loss, "low": entry.loss_low, "high": entry.loss_high}, 3, "")
     texts = f"{counted(found.documents, 'text')} of {found.tokens:,} tokens of {found.corpus}"
     return f"Measured: {loss} nats per token, {texts} {'with' if found.bos else 'without'} BOS."

@@ -25,7 +25,7 @@ def export(
     Args:
         run: Output directory of 'sinklab cache', or of an audit with its section on policies.
         to: kvpress, llama.cpp.
-        policy: A row of the run's table by its name or label, or name:setting=value; by default the recommended one.
+        policy: A row of the run's table by its name or label; by default the recommended one.
         quantized: Quantise the cache, int8 or int4; what that costs 'sinklab cache --quantized' measures.
         out: Directory for the files; by default export inside RUN. Files of the same names are replaced.
 

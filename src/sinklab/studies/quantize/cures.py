@@ -35,7 +35,7 @@ class Spike:
     """The channel of a site with the largest range.
 
     Attributes:
-        site: key of the site.
+        site: name of the site.
         channel: its number.
         ratio: its range over that of the median channel.
         large: whether that is a spike on a grid of so many bits.
@@ -80,17 +80,17 @@ def find_spikes(twin: Twin, samples: Samples, ranges: Mapping[str, Range], bits:
     shown = dict.fromkeys(ranges, 0)
 
     def look(site: Site, values: Tensor) -> None:
-        spike = spikes[site.key]
+        spike = spikes[site.name]
         if not spike.large or values.ndim != 3:
             return
-        extremes = ranges[site.key]
+        extremes = ranges[site.name]
         height = HEIGHT * max(float(extremes.high[spike.channel]), -float(extremes.low[spike.channel]))
         carrying = (values[..., spike.channel].abs() >= height).sum(0)
-        shown[site.key] += len(values)
-        before = counts.get(site.key, carrying.new_zeros(0))
+        shown[site.name] += len(values)
+        before = counts.get(site.name, carrying.new_zeros(0))
         longest = max(len(before), len(carrying))  # samples that are padded come without their padding
         longer = [nn.functional.pad(part, (0, longest - len(part))) for part in (before, carrying)]
-        counts[site.key] = longer[0] + longer[1]
+        counts[site.name] = longer[0] + longer[1]
 
     if any(spike.large for spike in spikes.values()):
         twin.watch(samples, look)
@@ -163,12 +163,10 @@ def cost_of(twin: Twin, treatment: Treatment, positions: float | None, prefix_by
     first = treatment.positions == tuple(range(len(treatment.positions)))
     share = len(treatment.positions) / positions if positions else 0.0
     for site in twin.sites.values():
-        channels = len(treatment.channels.get(site.key, ()))
+        channels = len(treatment.channels.get(site.name, ()))
         part = share + (1 - share) * channels / site.width
         if treatment.scheme.activations != WHOLE_BITS:
             whole_numbers, numbers = whole_numbers + part * site.rows * site.width, numbers + site.rows * site.width
-        if site.kind != "linear":
-            continue
         whole, total = whole + part * site.products, total + site.products
         if narrow:
             held += WHOLE_BYTES * channels * site.outputs

@@ -16,8 +16,8 @@ GAP = Metric("quantization_gap", "nats", "Loss of the quantised model less that 
 SITE_GAP = Metric(
     "quantization_site_gap",
     "nats",
-    "quantization_gap with this block, this linear map, or the residual stream at this place, alone on grids; of a few samples "
-    "where these show that it is no tenth of the gap.",
+    "quantization_gap with this block or this linear map alone on grids; of a few samples where these show that it is no "
+    "tenth of the gap.",
 )
 LEFT = Metric("quantization_gap_left", "nats", "quantization_gap under the scheme with a cure.")
 GAIN = Metric(
@@ -41,7 +41,7 @@ BOUNDS = {metric: (metric.bound("low"), metric.bound("high")) for metric in (GAP
 class SchemeFound:
     """One scheme, with static or per-token scales of the activations; ``gap`` with the ends of its interval, in nats.
 
-    ``texts_needed`` is how many samples would decide a gap that is not measurable; ``products`` says what ran.
+    ``products`` says what ran.
     """
 
     scheme: str
@@ -52,7 +52,6 @@ class SchemeFound:
     low: float
     high: float
     verdict: str
-    texts_needed: int | None
     weight_bytes: int
 
     @property
@@ -63,15 +62,14 @@ class SchemeFound:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorstChannel:
-    """A linear map, or the residual stream at one place, and the channel with the largest range.
+    """A linear map, and the channel of its input with the largest range.
 
     ``everywhere`` is a spike at more than a quarter of the positions, which then are not listed; ``at_sink`` says that every
     position of the spike is a sink, ``None`` where the sinks are not known.
     """
 
     site: str
-    kind: str
-    layer: int | None
+    layer: int
     channel: int
     range_ratio: float
     spike: bool
@@ -86,7 +84,7 @@ class BlockFound:
     """What all sites of a block cost with nothing else on grids, in nats, on so many samples."""
 
     block: str
-    layer: int | None
+    layer: int
     gap: float
     low: float
     high: float
@@ -153,7 +151,6 @@ class Found:
     tokens: int | None
     loss_of: str
     unit: str = "nats"
-    residual: bool
     minimal_effect: float
     clean_loss: Interval
     quantized_share: float
@@ -191,14 +188,10 @@ def rows(found: Found, channels: Mapping[str, WorstChannel], scored: int) -> Ite
     alone: list[BlockFound | SiteFound] = [*found.blocks, *found.sites]
     for one in alone:
         module = one.block if isinstance(one, BlockFound) else one.site
-        at: Coordinates = {"intervention": examined, "module": module, "count": one.texts}
-        if one.layer is not None:
-            at["layer"] = one.layer
+        at: Coordinates = {"intervention": examined, "module": module, "layer": one.layer, "count": one.texts}
         yield from _interval(SITE_GAP, one.gap, one.low, one.high, **at)
     for key, channel in channels.items():
-        at = {"probe": PROBE, "module": key, "count": found.calibration}
-        if channel.layer is not None:
-            at["layer"] = channel.layer
+        at = {"probe": PROBE, "module": key, "layer": channel.layer, "count": found.calibration}
         yield {**at, "metric": RATIO, "value": channel.range_ratio}
         yield {**at, "metric": CHANNEL, "value": float(channel.channel)}
     for cure in found.cures:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,7 +20,7 @@ from sinklab.models.losses import guess_warning, is_causal_lm, loss_kind
 from sinklab.models.positions import length_warnings
 from sinklab.models.tokenizer import kind_of
 from sinklab.results.blocks import interval, quote
-from sinklab.results.intervals import CHANCE, Interval, fewest, mean_over_items, means_over_items, rare_cost, shortfall
+from sinklab.results.intervals import Interval, mean_over_items, means_over_items, rare_cost
 from sinklab.results.metric import Row
 from sinklab.results.progress import Progress, plan, say, silent
 from sinklab.results.store import Store
@@ -60,12 +58,6 @@ FEW = 16
 SHARE = 0.1
 """Of the gap: what carries less is looked at no further."""
 
-NORMAL = statistics.NormalDist().inv_cdf(0.975)
-"""Half a 95 % interval in standard errors."""
-
-SEARCHED = 2**20
-"""Texts up to which is looked for a number that decides."""
-
 Verdict = Literal["gap", "none", "not measurable"]
 
 
@@ -75,14 +67,12 @@ class Request:
 
     Attributes:
         schemes: the first one is examined: its sites, its cures.
-        residual: quantise the residual stream too.
         integer: multiply codes as integers.
         minimal_effect: nats up to which a gap is none.
         threshold: of find_sinks.
     """
 
     schemes: Sequence[Scheme]
-    residual: bool = False
     integer: bool = True
     minimal_effect: float = 0.01
     threshold: float = 0.3
@@ -99,25 +89,6 @@ def judged(gap: Interval, minimal_effect: float) -> Verdict:
     if gap.high <= minimal_effect:
         return "none"
     return "gap" if gap.low > 0 else "not measurable"
-
-
-def texts_needed(gap: Interval, texts: int, minimal_effect: float) -> int | None:
-    """How many texts decide a gap that so many did not, with a chance of :data:`~sinklab.results.intervals.CHANCE`.
-
-    The interval shrinks with the root of their number and its mean moves by what their scatter allows, until it leaves out 0 or
-    lies below ``minimal_effect``, whichever takes fewer texts. ``None`` if neither can be foretold.
-
-    Args:
-        gap: its mean with the 95 % interval, from two texts or more.
-    """
-    half = (gap.high - gap.low) / 2
-    scatter = half * math.sqrt(texts) / NORMAL
-    room = max(gap.mean, minimal_effect - gap.mean)
-
-    def decided(count: int) -> bool:
-        return half * math.sqrt(texts / count) + shortfall(texts, count) * scatter <= room
-
-    return fewest(decided, texts + 1, SEARCHED)
 
 
 def require_loss(model: PreTrainedModel, *, drawn: bool = False) -> None:
@@ -174,7 +145,7 @@ def examine(
             f"the loss of {type(loaded.model).__name__} is taken of a {loss_of}, and these samples have no targets; give "
             "`inputs` with them from Python"
         )
-    about = {**(identity or {}), "treatment": [request.residual, request.integer, request.threshold]}
+    about = {**(identity or {}), "treatment": [request.integer, request.threshold]}
     kept = functools.partial(_kept, store or Store(None), about)
     return _Examination(loaded, calibration, samples, request, progress, kept).run(loss_of, corpus, bos)
 
@@ -202,7 +173,7 @@ class _Examination:
         self.loaded, self.calibration, self.samples = loaded, calibration, samples
         self.request, self.progress, self.kept = request, progress, kept
         self.sinks: Sinks | None = None
-        self.twin = Twin(loaded.model, residual=request.residual, integer=request.integer)
+        self.twin = Twin(loaded.model, integer=request.integer)
         self.variants = [
             (scheme, per_token)
             for scheme in request.schemes
@@ -213,7 +184,7 @@ class _Examination:
         request, twin, loaded = self.request, self.twin, self.loaded
         first = request.schemes[0]
         # What each stage costs beside the others: of the later ones, where there is a gap.
-        blocks_in_passes = 0.2 * len({site.block for site in twin.linear})
+        blocks_in_passes = 0.2 * len({site.block for site in twin.sites.values()})
         plan(
             self.progress,
             {CALIBRATING: 0.5, SCHEMES: 2 + len(request.schemes), SPIKES: 1, BLOCKS: blocks_in_passes, SITES: 5, CURES: 5},
@@ -242,8 +213,7 @@ class _Examination:
         examined = schemes[0].verdict == "gap"
         levels = [LEVEL, LEVEL]
         if examined:
-            keys = list(twin.sites) if first.activations != WHOLE_BITS else [site.key for site in twin.linear]
-            levels[0], blocks, sites = self._carriers(bases[0], schemes[0].gap, keys, channels)
+            levels[0], blocks, sites = self._carriers(bases[0], schemes[0].gap, channels)
             if first.activations != WHOLE_BITS:
                 cures, levels[1] = self._cures(bases[0], spikes, sinks, losses[0])
         best = best_cure(cures, request.minimal_effect)
@@ -259,11 +229,10 @@ class _Examination:
             calibration=len(self.calibration),
             tokens=self.samples.positions,
             loss_of=loss_of,
-            residual=request.residual,
             minimal_effect=request.minimal_effect,
             clean_loss=means_over_items(self.clean_means[None])[0],
             quantized_share=twin.share,
-            float_bytes=sum(site.width * site.outputs for site in twin.linear) * 2,
+            float_bytes=sum(site.width * site.outputs for site in twin.sites.values()) * 2,
             integer_check=check,
             schemes=schemes,
             examined=first.name,
@@ -357,18 +326,17 @@ class _Examination:
             low=gap.low,
             high=gap.high,
             verdict=verdict,
-            texts_needed=texts_needed(gap, len(gaps), self.request.minimal_effect) if verdict == "not measurable" else None,
-            weight_bytes=sum(self.twin.weight_bytes(site, scheme.weights) for site in self.twin.linear),
+            weight_bytes=sum(self.twin.weight_bytes(site, scheme.weights) for site in self.twin.sites.values()),
         )
 
     def _carriers(
-        self, base: Treatment, gap: float, keys: Sequence[str], channels: Mapping[str, WorstChannel]
+        self, base: Treatment, gap: float, channels: Mapping[str, WorstChannel]
     ) -> tuple[float, list[BlockFound], list[SiteFound]]:
         """The level of the intervals, every block alone on grids, and of those that carry something every site alone."""
         of_block: dict[str, list[str]] = {}
-        for key in keys:
-            of_block.setdefault(self.twin.sites[key].block, []).append(key)
-        level = 1 - (1 - LEVEL) / (2 * (len(of_block) + len(keys)))  # each is looked at twice at most
+        for key, site in self.twin.sites.items():
+            of_block.setdefault(site.block, []).append(key)
+        level = 1 - (1 - LEVEL) / (2 * (len(of_block) + len(self.twin.sites)))  # each is looked at twice at most
         least = max(self.request.minimal_effect, SHARE * gap)
         blocks = [
             BlockFound(block=name, layer=self.twin.sites[of_block[name][0]].layer, **found)
@@ -441,7 +409,7 @@ class _Examination:
             for name, label, model in folded_copies(
                 self.loaded.model, self.calibration, self.sinks, self.loaded.operation
             ):  # fmt: skip
-                twin = Twin(model, residual=self.request.residual, integer=self.request.integer)
+                twin = Twin(model, integer=self.request.integer)
                 ranges = twin.ranges(self.calibration)
                 twin.keep(ranges)
                 yield Cure(name, label, base), _means(twin.losses(self.samples, dataclasses.replace(base, ranges=ranges)))
@@ -455,7 +423,6 @@ class _Examination:
         """The channel of a site with the widest range; ``sinks`` are positions, ``None`` where they could not be found."""
         return WorstChannel(
             site=spike.site,
-            kind=site.kind,
             layer=site.layer,
             channel=spike.channel,
             range_ratio=spike.ratio,
@@ -479,7 +446,7 @@ class _Examination:
 
     def _text(self, scheme: SchemeFound, sites: list[SiteFound], cures: list[CureFound], best: CureFound | None) -> str:
         """What was found, in a sentence."""
-        name = f"{scheme.name}{' with the residual stream' if self.request.residual else ''}"
+        name = scheme.name
         if scheme.verdict == "none":
             return f"{name} costs no more than {self.request.minimal_effect:g} nats: no cure is needed."
         if scheme.verdict == "not measurable":
@@ -505,11 +472,6 @@ class _Examination:
             warnings.append(rare_cost(count, noun))
             if scheme.high < 0:
                 warnings.append("A loss that falls is a change, too: these samples do not show what rounding may harm.")
-        elif scheme.verdict == "not measurable" and scheme.texts_needed is not None:
-            chance = f"{100 * CHANCE:.0f} %"
-            warnings.append(
-                f"{scheme.texts_needed:,} {noun}s would decide it with a chance of {chance} ({count} were measured)."
-            )
         if left:
             also = f" and {len(left) - 1} more" if len(left) > 1 else ""
             warnings.append(

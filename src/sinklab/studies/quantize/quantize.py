@@ -36,7 +36,6 @@ def quantize(
     model: ModelSource,
     *,
     schemes: Sequence[str] = ("w8a8", "w8a16", "w4a16"),
-    residual: bool = False,
     corpus: CorpusOfModel = "auto",
     seq_len: SeqLen = SEQ_LEN,
     samples: Samples = 64,
@@ -62,7 +61,6 @@ def quantize(
 
     Args:
         schemes: Bits of weights and activations, 2 to 8, or 16 for no quantisation; the first one is examined.
-        residual: Also quantise the residual stream, where it enters the first block and leaves each.
         samples: Samples for the losses.
         calibration: Other samples, for the ranges of activations.
         inputs: samples of your own instead of ``corpus``, the first ``calibration`` of them for ranges: token ids (samples,
@@ -80,7 +78,7 @@ def quantize(
 
     Examples:
         sinklab quantize embedded:softmax
-        sinklab quantize ./my-checkpoint --schemes w8a8,w4a8 --residual --out build/quantize
+        sinklab quantize ./my-checkpoint --schemes w8a8,w4a8 --out build/quantize
         sinklab quantize org/model --corpus notes.txt --samples 200 --seq-len 256 --json
     """
     from sinklab.corpora import resolve_corpus
@@ -100,11 +98,10 @@ def quantize(
     if products not in ("integer", "simulated"):
         raise ConfigurationError(f"`products` {products!r} must be integer or simulated")
     request = Request(
-        schemes=parse_schemes(schemes), residual=residual, integer=products == "integer", minimal_effect=minimal_effect,
-        threshold=threshold,
-    )  # fmt: skip
+        schemes=parse_schemes(schemes), integer=products == "integer", minimal_effect=minimal_effect, threshold=threshold
+    )
     settings = {
-        "schemes": [scheme.name for scheme in request.schemes], "residual": residual, "calibration": calibration,
+        "schemes": [scheme.name for scheme in request.schemes], "calibration": calibration,
         "minimal_effect": minimal_effect, "threshold": threshold, "products": products, "seed": seed, "bos": bos,
     }  # fmt: skip
     with Run("quantize", **vars(output), settings=settings) as run:

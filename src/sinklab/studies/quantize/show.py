@@ -25,11 +25,8 @@ def show(summary: Mapping[str, Any]) -> Iterator[Block]:
     found = from_json(Found, summary, "summary.json")
     yield Say(found.text)
     yield Grid(
-        ("scheme", "verdict", "loss", "gap, nats [95 %]", "weights, bytes", "would decide", "computed by"),
-        [
-            (one.name, _verdict(one), f"{one.loss:.3f}", _gap(one), one.weight_bytes, one.texts_needed, one.products)
-            for one in found.schemes
-        ],
+        ("scheme", "verdict", "loss", "gap, nats [95 %]", "weights, bytes", "computed by"),
+        [(one.name, _verdict(one), f"{one.loss:.3f}", _gap(one), one.weight_bytes, one.products) for one in found.schemes],
         text=2,
     )
     yield Marks("Gap by scheme", [(one.name, [Mark("gap", one.gap, one.low, one.high)]) for one in found.schemes], "nats")
