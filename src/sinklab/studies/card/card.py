@@ -15,9 +15,9 @@ from sinklab.studies.arguments import command
 
 SHOWN = {
     "audit": "sinklab.studies.audit.show:show",
-    "depend": "sinklab.studies.depend.show:show",
-    "fold": "sinklab.studies.fold.show:blocks",
-    "quantize": "sinklab.studies.quantize.show:show",
+    "depend": "sinklab.studies.depend.found:show",
+    "fold": "sinklab.studies.fold.found:blocks",
+    "quantize": "sinklab.studies.quantize.found:show",
 }
 """What gives the blocks of a summary; of the others their section does."""
 

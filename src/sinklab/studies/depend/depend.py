@@ -72,8 +72,7 @@ def depend(
     from sinklab.results.table import append, make_table
     from sinklab.streaming.limits import length_known
     from sinklab.studies.depend.contenders import make_contenders
-    from sinklab.studies.depend.found import Found, rows
-    from sinklab.studies.depend.show import TITLE, show
+    from sinklab.studies.depend.found import TITLE, Found, rows, show
     from sinklab.studies.measure.probing import uses_bos
 
     settings = {"sinks": list(sinks), "items": items, "seed": seed, "bos": bos}

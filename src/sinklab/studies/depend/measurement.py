@@ -204,9 +204,7 @@ def outcome(prepared: Prepared, scored: Scored, contenders: Contenders) -> Outco
         PolicyScore(
             name,
             _score(values[name], scale),
-            None
-            if name == contenders.without
-            else mean_over_items(values[name] - without, scale=scale, paired=True),
+            None if name == contenders.without else mean_over_items(values[name] - without, scale=scale, paired=True),
             float(scored.scores[name].mean()),
         )
         if name in values

@@ -96,9 +96,8 @@ def fold_sinks(
     from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
-    from sinklab.studies.fold.found import fold_rows
+    from sinklab.studies.fold.found import blocks, fold_rows, write_page
     from sinklab.studies.fold.measurement import constants_of, fold, require_foldable
-    from sinklab.studies.fold.show import blocks, write_page
     from sinklab.studies.measure.probing import require_length, require_one_place, uses_bos
     from sinklab.studies.origin.measurement import birth_neurons
 

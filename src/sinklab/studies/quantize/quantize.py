@@ -90,8 +90,8 @@ def quantize(
     from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.studies.measure.probing import as_samples, require_length, require_one_place, uses_bos
+    from sinklab.studies.quantize.found import TITLE, show
     from sinklab.studies.quantize.measurement import Request, examine, require_loss
-    from sinklab.studies.quantize.show import TITLE, show
     from sinklab.studies.quantize.texts import divided, require_counts, two_sets
     from sinklab.studies.quantize.twin import parse_schemes
 
