@@ -163,7 +163,7 @@ def head_view(
         )
     data: dict[str, Any] = {
         "page": "heads", "grid": [dataclasses.asdict(row) for row in grid], "threshold": threshold, "sample": about.kind,
-        "arrays": {}, "bins": [], "sinks": [], "headNumbers": [], "angle": None, "maps": None, "pictures": None,
+        "arrays": {}, "bins": [], "sinks": [], "headNumbers": [], "maps": None, "pictures": None,
         "tokens": [], "targets": [], "candidates": [], "measure": "weight", "finding": "",
     }  # fmt: skip
     blobs: dict[str, str] = {}

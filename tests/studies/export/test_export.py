@@ -197,7 +197,8 @@ def test_a_recommended_window_without_sinks_is_the_row_that_was_measured(name):
 def test_what_integers_cost_is_said_where_the_policy_keeps_what_was_whole(num_sinks, known):
     """They were measured with the sink at position 0 in full precision; a window without sinks lets it go."""
     entry = QuantizedEntry("int8", "the sinks found", [0], 12, 40, Difference(0.001, 0.0, 0.002), 0.5)
-    found = comparison(num_sinks=num_sinks, quantized=(entry,))
+    settings = {"name": "sink_window", "num_sinks": num_sinks, "window": 12}
+    found = comparison(row(settings), num_sinks=num_sinks, quantized=(entry,))
     assert plan_of(found).quantized is None
     said = "int8 costs 0.0010 [0.0000, 0.0020]" if known else "What int8 costs was not measured."
     assert plan_of(found, quantized="int8").found[-1].startswith(said)

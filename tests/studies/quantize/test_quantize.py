@@ -465,7 +465,7 @@ def test_maps_that_the_samples_do_not_reach_stay_as_they_are():
 
 
 def test_nothing_outside_of_blocks_is_touched_and_the_model_stays_as_it_is():
-    loaded = bigram()
+    loaded = bigram(spike=1024)
     before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
     twin = Twin(loaded.model)
     assert len(twin.sites) == 14

@@ -18,7 +18,7 @@ from sinklab.results.blocks import Bar, Grid, display_token, names, number, perc
 from sinklab.results.file import write_file
 from sinklab.results.html import html
 from sinklab.studies.audit.found import bos_words, condition_name, loss_unit
-from sinklab.studies.audit.page import DEFINITIONS, LOOKS, Audit, View, head_rates, layer_figures, look_of, read_audit
+from sinklab.studies.audit.page import DEFINITIONS, Audit, View, head_rates, layer_figures, look_of, read_audit
 
 _PERCENT = " (%)"
 """Rows whose name ends so are percentages."""
@@ -90,7 +90,7 @@ class Comparison:
         headings = ["", *table.columns]
         context = {
             "names": list(table.columns),
-            "looks": [look_of(index) for index in range(LOOKS)],
+            "looks": [look_of(index) for index in range(len(columns))],
             "count": len(self._audits),  # an encoder–decoder has a column for each part, and is one audit
             "sentences": self.findings,
             "warning": self.warning,

@@ -53,11 +53,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Size:
-    """What a cache policy is recommended to hold; ``pinned`` are the sinks' positions where they are not the first ones."""
+    """What a cache policy is recommended to hold."""
 
     num_sinks: int
     window: int
-    pinned: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,6 @@ class Comparison:
         scored_from: position of the first token that is scored.
         positions: first token and end of every point of the curves.
         sinks_needed: ``yes``, ``no`` or ``undecided``; ``None`` where it was not asked.
-        better_pinned: label of the policy that keeps other tokens than the first ones, where that is what to use.
         recommendation: the finding in a sentence.
         notes: what to know of it.
     """
@@ -155,7 +153,6 @@ class Comparison:
     sinks_needed: str | None
     recommended: Size | None
     recommendation: str
-    better_pinned: str | None = None
     notes: list[str] = field(default_factory=list)
     quantized: list[QuantizedEntry] = field(default_factory=list)
 
@@ -221,15 +218,14 @@ def recommended(found: Comparison) -> PolicyEntry | None:
     advised = found.recommended
     if advised is None:
         return None
-    rows = [entry for entry in found.policies if entry.window == advised.window]
-    if found.better_pinned is not None:
-        rows = [entry for entry in rows if entry.label == found.better_pinned]
-    else:
-        # Of one size with both kinds of positions, the recommendation is about the usual one.
-        kinds = ("sink_window",) if advised.num_sinks else ("window", "sink_window")
-        rows = [entry for entry in rows if entry.policy in kinds and entry.num_sinks == advised.num_sinks]
-        rows.sort(key=lambda entry: entry.settings.get("positions") == "original")
-    return rows[0] if rows else None
+    # Of one size with both kinds of positions, the recommendation is about the usual one.
+    kinds = ("sink_window",) if advised.num_sinks else ("window", "sink_window")
+    rows = [
+        entry
+        for entry in found.policies
+        if entry.policy in kinds and (entry.num_sinks, entry.window) == (advised.num_sinks, advised.window)
+    ]
+    return min(rows, key=lambda entry: entry.settings.get("positions") == "original", default=None)
 
 
 def _advice(found: Comparison) -> Iterator[tuple[str, str, str]]:
@@ -237,9 +233,8 @@ def _advice(found: Comparison) -> Iterator[tuple[str, str, str]]:
     use, advised = recommended(found), found.recommended
     if use is None or advised is None:
         return
-    where = "" if advised.pinned is None else f" at {names(list(map(str, advised.pinned)))}"
     scored = f"(tokens {number(found.scored_from)}–{number(found.tokens)})"
-    yield "cache", f"keep {advised.num_sinks} + {advised.window}{where}", f"{use.loss:.3f} nats {scored}"
+    yield "cache", f"keep {advised.num_sinks} + {advised.window}", f"{use.loss:.3f} nats {scored}"
     if use.against_window is not None:
         yield "", "without sinks", interval(-use.against_window, 3)
     elif rivals := [one for one in found.policies if one.num_sinks and one.budget == use.budget and one.against_window]:

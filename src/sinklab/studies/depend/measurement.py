@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from sinklab.attention.maps import token_text
 from sinklab.corpora._reading import RUN, count_repeats
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.loading import LoadedModel
@@ -19,9 +20,9 @@ from sinklab.models.positions import trained_length
 from sinklab.results.blocks import counted
 from sinklab.results.intervals import LEVEL, Interval, function_over_items, mean_over_items
 from sinklab.results.progress import SinklabWarning
+from sinklab.sinks import find_sinks
 from sinklab.streaming.limits import most_slots
 from sinklab.streaming.traits import FixedPositions, read_rotations
-from sinklab.studies.cache.plan import sinks_of_texts
 from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.found import SCORES, NoIndex, Outcome, Point, PolicyScore
 from sinklab.studies.depend.harness import Prepared, Scored
@@ -295,7 +296,8 @@ def _other_sink(loaded: LoadedModel, prepared: Prepared, contenders: Contenders)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SinklabWarning)  # of texts so short that the first token is called a sink
-            sinks = sinks_of_texts(loaded, torch.tensor([ids[:length] for ids in prepared.texts]))
+            texts = torch.tensor([ids[:length] for ids in prepared.texts], device=loaded.device)
+            sinks = find_sinks(loaded.model, texts, decode=lambda token: token_text(loaded.tokenizer, token))
     except UnsupportedModelError:  # its attention cannot be seen, which no policy needs
         return ""
     sink = sinks.main
