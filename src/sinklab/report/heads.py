@@ -143,18 +143,7 @@ def head_view(
     numbers: Numbers | None = None,
     threshold: float = 0.3,
 ) -> HeadView:
-    """Make the page of what is known; what is not known is left out.
-
-    Args:
-        sites: layer, name and part of every attention module.
-        received: what every key gets.
-        maps: attention maps; scores are not drawn.
-        numbers: of a table with numbers per head.
-        threshold: mean weight from which a position is named a sink.
-
-    Raises:
-        InputError: neither attention nor a number per head is known.
-    """
+    """Make the page of what is known; what is not known is left out."""
     grid = labelled(sorted(sites, key=lambda site: (part_order(site[2]), site[0])))
     measures = [] if numbers is None else _measures(numbers, grid)
     if received is None and not measures:

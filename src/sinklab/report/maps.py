@@ -173,11 +173,7 @@ class Maps:
 
 
 def read_maps(path: Path) -> Maps | None:
-    """Read ``maps.safetensors``; ``None`` where there is none.
-
-    Raises:
-        ResultError: the file is not what an audit writes.
-    """
+    """Read ``maps.safetensors``; ``None`` where there is none."""
     if not path.is_file():
         return None
     try:
@@ -192,14 +188,7 @@ def read_maps(path: Path) -> Maps | None:
 
 
 def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: int, *, scores: bool = True) -> None:
-    """Add the attention maps, and the tokens unless they are there, to what :func:`head_data` gave.
-
-    Args:
-        data, blobs: changed in place.
-        maps: what to add, as finely as the budget allows.
-        budget: characters that the packed maps may take.
-        scores: keep them; without, all that is kept of them is which tiles no query sees.
-    """
+    """Add the attention maps, and the tokens unless they are there, to what :func:`head_data` gave."""
     if not scores:
         maps = dataclasses.replace(maps, scores=np.where(maps.scores > 0, 255, 0).astype(np.uint8))
     packed = pack_maps(maps.weights, maps.scores, budget)

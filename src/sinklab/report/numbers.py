@@ -42,17 +42,8 @@ class GridRow:
 class Numbers:
     """The numbers of ``table.parquet`` under its main condition, without intervention and without a cache policy.
 
-    Args:
-        source: path of the table, or the table itself.
-        preferred: settings of the run, which name the main condition.
-        part: of an encoder–decoder, whose numbers to take; those of all parts where it is empty.
-
     Attributes:
         grid: the attention modules in the order of their layers; ``num_heads`` is the largest number of query heads.
-
-    Raises:
-        InputError: no such file.
-        ResultError: the file is not a table of the schema.
     """
 
     def __init__(self, source: Path | pa.Table, preferred: Mapping[str, Any], part: str = "") -> None:

@@ -49,28 +49,14 @@ def render(template: str, context: Mapping[str, object], data: Mapping[str, obje
 
 
 def write_page(text: str, path: Path) -> Path:
-    """Write a page into a result, whole or not at all, in the place of an earlier page of ours; returns its path.
-
-    Raises:
-        InputError: as :func:`check_page`.
-    """
+    """Write a page into a result, whole or not at all, in the place of an earlier page of ours; returns its path."""
     check_page(path)
     write_text(text, path)
     return path
 
 
 def write_blocks_page(folder: Path, title: str, lead: str, blocks: Callable[[dict[str, Any]], Iterable[Block]]) -> Path:
-    """Write ``folder/report.html`` of a study, from its ``summary.json`` and ``run.json``.
-
-    Args:
-        title: heading above the blocks, such as "Where the sink is born".
-        lead: what was done, in a sentence or two.
-        blocks: gives what the summary shows.
-
-    Raises:
-        InputError: a file is missing, or something that is no page of ours is in its place.
-        ResultError: the summary is not what this version writes.
-    """
+    """Write ``folder/report.html`` of a study, from its ``summary.json`` and ``run.json``."""
     run, summary = read_run(folder), read_run(folder, "summary.json")
     context = {
         "kind": run["kind"],

@@ -137,11 +137,7 @@ class Loading(Options):
     trust_remote_code: TrustRemoteCode = False
 
     def open(self, model: _Model) -> LoadedModel:
-        """The model, loaded if it was named.
-
-        Raises:
-            ConfigurationError: it is in memory, and an option asks for what it is not.
-        """
+        """The model, loaded if it was named."""
         from sinklab.models.loading import opened
 
         return opened(model, **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
@@ -302,12 +298,7 @@ def _evaluated(holder: Any) -> dict[str, Any]:
 
 
 def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
-    """The value; where a number is declared, as one of Python, which runs can record, and not of numpy.
-
-    Raises:
-        ConfigurationError: no number, one with a fraction in place of a whole one, no path, no function, or one thing in place
-            of a list of them.
-    """
+    """The value; where a number is declared, as one of Python, which runs can record, and not of numpy."""
     annotation = annotations_of(function)[name]
     annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     declared = set(get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,))
@@ -346,13 +337,7 @@ DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
 
 def _check_early(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse names that are none, broken GGUF files and folders that are in the way before anything heavy is imported.
-
-    Raises:
-        ConfigurationError: no dtype.
-        InputError, UnknownNameError: no corpus, or an output directory that cannot be.
-        SinklabError: a GGUF file that cannot be read.
-    """
+    """Refuse names that are none, broken GGUF files and folders that are in the way before anything heavy is imported."""
     annotations = annotations_of(function)
     dtype = given.get("dtype", "auto")
     if isinstance(dtype, str) and dtype not in DTYPES:
@@ -389,11 +374,7 @@ def _of_python(value: Any) -> Any:
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
-    """``0..4`` (both ends included), ``7``, or a list of these, ``0,1,10..12``; numbers as they are.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
+    """``0..4`` (both ends included), ``7``, or a list of these, ``0,1,10..12``; numbers as they are."""
     if not isinstance(seeds, str):
         return list(seeds)
     from sinklab.configuration import check_numbers

@@ -15,17 +15,14 @@ from sinklab.models.loading import load_model, wrap_model
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies as policy_registry
-from sinklab.results.sections import from_json
 from sinklab.results.table import COLUMNS, read_table
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.cache.cache import compare_policies
 from sinklab.studies.cache.comparison import _curve, _Measured, _recomputed, _scored
 from sinklab.studies.cache.found import (
-    Comparison,
     Difference,
     QuantizedEntry,
-    Size,
     must_stay_whole,
     quantized_rows,
     show_quantized,
@@ -33,7 +30,6 @@ from sinklab.studies.cache.found import (
 from sinklab.studies.cache.plan import checked_budgets, checked_names, long_texts, plan_policies, scored_from
 from sinklab.studies.cache.recommendation import recommend
 from sinklab.studies.cache.rounding import _largest, quantized_caches
-from sinklab.studies.export.chosen import plan_of
 
 
 def made_up(offsets: dict[int, float], spread: float = 0.001) -> dict[int, torch.Tensor]:
@@ -180,17 +176,6 @@ class TestComparison:
         # Keys and values: 2 layers of 2 heads of 16 in float32; of the sinks their first form too.
         assert [entry["bytes_held"] for entry in entries[:4]] == [512 * 120, 512 * 17, 512 * 17 + 256, 512 * 17 + 4 * 256]
 
-    def test_a_window_without_sinks_is_measured_once_however_it_is_written(self, model):
-        """Its two kinds of positions are the same, and so are its two names; all of them have one label, or one reading."""
-        ways = ["window", "window:positions=original", "sink_window:num_sinks=0", "sink_window"]
-        for names in (ways, ways[:0:-1]):
-            result = compare_policies(model, policies=names, **{**SMALL, "windows": [16]})
-            assert [entry["held"] for entry in result.summary["policies"] if not entry["num_sinks"]] == [17]
-            assert not result.table.duplicated(["metric", "policy", "query_position"]).any()
-            assert all(entry["against_window"] for entry in result.summary["policies"] if entry["num_sinks"])
-            found = from_json(Comparison, result.summary, "")
-            assert plan_of(dataclasses.replace(found, recommended=Size(0, 16))).found[0].startswith("Measured: ")
-
     def test_losses_are_those_of_the_policies(self, result, model):
         rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=3, seed=0, bos=False)
         first = result.summary["scored_from"]
@@ -293,16 +278,6 @@ def test_what_is_read_anew_is_completed_by_the_window_whatever_else_is_compared(
         read.append(next(entry for entry in entries if entry["policy"] == "recompute"))
     assert read[0]["loss"] == read[1]["loss"]
     assert read[0]["against_window"] == read[1]["against_window"]
-
-
-def test_a_model_whose_attention_cannot_be_seen_is_compared_without_what_pins_its_sinks():
-    model = wrap_model(build(ZOO["gpt_neo"], "eager").eval())
-    sizes = {"corpus": "random_tokens", "windows": [8], "sinks": (0, 1), "tokens": 40, "documents": 2}
-    summary = compare_policies(model, policies=["full", "recompute", "pinned"], **sizes).summary
-    assert [entry["policy"] for entry in summary["policies"]] == ["full", "recompute"]
-    (left_out,) = summary["left_out"]
-    assert left_out["policy"] == "pinned"
-    assert "computes attention in its own code" in left_out["reason"]
 
 
 def make_model_with_learned_positions():

@@ -81,11 +81,7 @@ class Comparison:
         )
 
     def write(self, path: Path, *, overwrite: bool = False) -> Path:
-        """Write one HTML page, whole or not at all, and without a need for any network; its path is given back.
-
-        Raises:
-            InputError: what is at the path is not replaced (:func:`~sinklab.results.file.check_file`).
-        """
+        """Write one HTML page, whole or not at all, and without a need for any network; its path is given back."""
         path, columns, table = Path(path), self._columns, self.as_text()
         headings = ["", *table.columns]
         context = {

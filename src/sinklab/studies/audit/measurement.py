@@ -204,11 +204,7 @@ class _Measuring:
     def measure(
         self, source: Corpus, bos: bool, drawn: Samples, names: Sequence[str], guessed: Mapping[Part, Sinks] | None = None
     ) -> _Pass:
-        """Show the samples to the probes of these names and find the sink.
-
-        Args:
-            guessed: what probes of the sink, and what every head gives to it, are about; neither is measured without it.
-        """
+        """Show the samples to the probes of these names and find the sink."""
         loaded, guesses = self.loaded, guessed or {}
         probes = [make_probe(name, self.threshold) for name in names]
         finders = {part: _finder(self.threshold, part, drawn) for part in self._parts}

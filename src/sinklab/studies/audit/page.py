@@ -81,13 +81,7 @@ class Audit:
 
 
 def read_audit(folder: Path) -> Audit:
-    """Read the output directory of an audit.
-
-    Raises:
-        InputError: the run is of another command; a file is missing or is not what its name says (``maps.safetensors`` may be
-            absent).
-        ResultError: the summary, the table or the maps do not follow their schema.
-    """
+    """Read the output directory of an audit."""
     folder = Path(folder)
     run = read_run(folder)
     require_kind(run, folder, "audit")

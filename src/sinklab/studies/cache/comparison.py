@@ -137,11 +137,6 @@ def compared(
         steps: single tokens that are timed, fewer of a model of many parameters.
         share: of the work that is done by default to time steps and to compute windows anew.
         briefly: take policies that no recommendation rests on at the largest size only.
-
-    Raises:
-        InputError: texts of which nothing is ever evicted.
-        ConfigurationError: two policies that are called alike.
-        UnsupportedModelError: no policy can be had with the model.
     """
     length, held = rows.shape[1], max(budgets)
     if length <= held + 2:  # a query sees itself besides, and the last token is none
@@ -312,12 +307,7 @@ def _references(measured: Sequence[_Measured], scored: Sequence[Tensor], budgets
 def _policy_entry(
     entry: _Measured, part: Tensor, references: _References, speed: Decoding, count: int, curve: _Curve
 ) -> PolicyEntry:
-    """What is reported of a policy.
-
-    Args:
-        part: its losses of the scored tokens, ``(documents, scored)``; the very tensor, if it is one of the references.
-        count: losses that were measured.
-    """
+    """What is reported of a policy."""
     policy, loss, size = entry.policy, estimate(part), entry.budget
     return PolicyEntry(
         policy=policy.name,

@@ -49,9 +49,6 @@ def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: S
     By default a quarter and half of the trained length, or half and all of what the narrowest layer sees, where every
     layer has a sliding window and that is less: what it does not see cannot be kept for it. Of a long context,
     :data:`HELD`.
-
-    Raises:
-        ConfigurationError: no room for the sinks.
     """
     if not sinks or min(sinks) < 0:
         raise ConfigurationError(f"`sinks` {list(sinks)} must be numbers of tokens, 0 or more")
@@ -92,15 +89,7 @@ def scored_from(loaded: LoadedModel, length: int, held: int) -> int:
 def plan_policies(
     names: Sequence[str], budgets: Sequence[int], sinks: Sequence[int], left_out: list[LeftOut], *, briefly: bool = False
 ) -> Iterator[tuple[Policy, int | None]]:
-    """Policies with their budget, ``None`` for those that hold everything.
-
-    Args:
-        names: as :func:`checked_names` gives them.
-        budgets: tokens held before the query, sinks included.
-        sinks: numbers of first tokens that ``sink_window`` keeps.
-        left_out: is given what cannot be built, and why.
-        briefly: take policies other than :data:`AT_EVERY_SIZE` at the largest size only.
-    """
+    """Policies with their budget, ``None`` for those that hold everything."""
     numbers = sorted(set(sinks))
     configured = [spec for spec in names if ":" in spec]
     unbounded = [name for name in names if name not in configured and not policy_registry[name].bounded]
@@ -163,10 +152,6 @@ def sized_policy(spec: str | Mapping[str, object], budget: int, numbers: Sequenc
 
     Args:
         numbers: of first tokens that others keep; a policy that makes its settings of a size takes one of them.
-
-    Raises:
-        UnknownNameError: no such policy.
-        ConfigurationError: a setting that it refuses, or no room for a window.
     """
     settings = policy_registry.read(spec)
     policy: Policy = policy_registry.make(settings)
@@ -186,11 +171,7 @@ def sized_policy(spec: str | Mapping[str, object], budget: int, numbers: Sequenc
 
 
 def each_once(plan: Iterable[tuple[Policy, int | None]]) -> list[tuple[Policy, int | None]]:
-    """Policies with their budgets, each once.
-
-    Raises:
-        ConfigurationError: two that differ are called alike.
-    """
+    """Policies with their budgets, each once."""
     unique, named = list(dict.fromkeys(plan)), dict[str, Policy]()
     for policy, _ in unique:
         if (first := named.setdefault(label(policy), policy)) != policy:
@@ -215,10 +196,6 @@ def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, s
 
     Args:
         bos: put the beginning-of-sequence token at position 0; a text then gives ``tokens - 1`` of its own.
-
-    Raises:
-        InputError: no text is long enough.
-        ConfigurationError: fewer than 2 tokens or 1 document.
     """
     if tokens < 2 or documents < 1:
         raise ConfigurationError(f"`tokens` must be at least 2 and `documents` at least 1, got {tokens} and {documents}")

@@ -44,11 +44,7 @@ def card(run: Path) -> Listing:
 
 
 def card_of(folder: Path) -> dict[str, str]:
-    """The card of the run in a folder: ``model``, without the folders that it lay in, ``kind``, and ``text`` in Markdown.
-
-    Raises:
-        InputError: no finished run there, or one of a command that has no card.
-    """
+    """The card of the run in a folder: ``model``, without the folders that it lay in, ``kind``, and ``text`` in Markdown."""
     from sinklab.results.table import read_run
 
     record = read_run(folder)

@@ -33,14 +33,7 @@ class Contenders:
 
 
 def make_contenders(budget: int, sinks: Sequence[int] = (4,)) -> Contenders:
-    """The full cache, a window without sinks and with each number of them, and the floor; verdicts are about the most sinks.
-
-    Args:
-        budget: tokens before the query, sinks included.
-
-    Raises:
-        ConfigurationError: numbers that do not fit into the budget.
-    """
+    """The full cache, a window without sinks and with each number of them, and the floor; verdicts are about the most sinks."""
     if budget < 3:
         raise ConfigurationError(f"`window` must be at least 3 tokens, a sink included, got {budget}")
     if not sinks or min(sinks) < 1 or max(sinks) >= budget - 1:

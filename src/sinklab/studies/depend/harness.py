@@ -89,15 +89,7 @@ def _by_token(document: Mapping[str, Any], results: Sequence[tuple[float, bool]]
 def prepare_task(
     loaded: LoadedModel, task: Task, label: str, contenders: Contenders, items: int, seed: int, bos: int
 ) -> Prepared:
-    """A task of ours.
-
-    Args:
-        bos: beginning-of-sequence tokens in front.
-
-    Raises:
-        ConfigurationError: no question of the task tells the policies apart.
-        InputError: texts that cannot be had.
-    """
+    """A task of ours."""
     lm = _bare(loaded)
     documents = list(task.documents(loaded.encoder, budget=contenders.budget, items=items, seed=seed))
     held = contenders.budget - contenders.num_sinks
@@ -136,14 +128,6 @@ def prepare_harness(loaded: LoadedModel, task: str, contenders: Contenders, item
     """A task of the harness, of which every document is an item.
 
     Only documents that are longer than the window are counted: in the others nothing is evicted, and all policies agree.
-
-    Args:
-        task: a name of the harness, or ``FOLDER:NAME`` for YAML files of one's own.
-        items: documents, from the first one on.
-
-    Raises:
-        InputError: no such task, or one whose texts cannot be had.
-        ConfigurationError: no two documents are longer than the window; or sampling or beams are asked for.
     """
     folder, _, name = task.rpartition(":")
     tasks, lm = _load(folder, name, seed), _bare(loaded)
@@ -251,16 +235,7 @@ def run_task(
     identity: Mapping[str, object],
     progress: Callable[[float], None],
 ) -> Scored:
-    """Score the documents under every policy; one that the model refuses is noted, unless the verdict needs it.
-
-    Args:
-        store: scores of earlier runs are taken from there, and new ones put there.
-        identity: what they depend on besides the task and the policy.
-        progress: called with how many of the policies are done.
-
-    Raises:
-        InputError: a task without a score for each document.
-    """
+    """Score the documents under every policy; one that the model refuses is noted, unless the verdict needs it."""
     scored, beginnings = Scored(), Beginnings(contenders.budget)
     needed = (contenders.with_sinks, contenders.without, contenders.floor)
     version = importlib.metadata.version("lm_eval")

@@ -148,11 +148,7 @@ class PolicyLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has nothing before it: the beginning-of-sequence token, or the end-of-text token.
-
-        Raises:
-            InputError: a tokenizer with neither.
-        """
+        """What stands before a text that has nothing before it: the beginning-of-sequence token, or the end-of-text token."""
         begin = self.eot_token_id if self.tokenizer.bos_token_id is None else int(self.tokenizer.bos_token_id)
         if begin is None:
             raise InputError(
@@ -233,11 +229,7 @@ class PolicyLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy continuations, cut before the first stop text.
-
-        Raises:
-            ConfigurationError: sampling or beams.
-        """
+        """Greedy continuations, cut before the first stop text."""
         prompts = [self.fronted(self.tok_encode(request.args[0])) for request in requests]
         self._count_bos(prompts)
         texts: dict[int, str] = {}
@@ -376,11 +368,7 @@ class PolicyLM(TemplateLM):
 
 
 class Beginnings:
-    """Keys and values of the first tokens of texts, read once for all policies that see everything there.
-
-    Args:
-        length: tokens; with as many, no policy that is compared has evicted one.
-    """
+    """Keys and values of the first tokens of texts, read once for all policies that see everything there."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -450,9 +438,6 @@ def _read_tree(
 ) -> Iterator[tuple[int, list[tuple[int, float, bool]]]]:
     """Read sorted parts together, a row of the cache for each beginning that differs; after each forward its tokens, and of
     every token that was scored the owner, its log-likelihood, and whether it was the likeliest.
-
-    Args:
-        rows: the parts of each row of the cache, which has read ``column`` tokens.
     """
     device, vocabulary = reader.model.device, reader.model.config.get_text_config().vocab_size
     while True:
@@ -501,11 +486,7 @@ def _cut(text: str, stops: Iterable[str]) -> str:
 
 
 def read_greedy(settings: dict[str, Any]) -> tuple[list[str], int]:
-    """Stop texts and most new tokens of a request.
-
-    Raises:
-        ConfigurationError: sampling or beams.
-    """
+    """Stop texts and most new tokens of a request."""
     if settings.get("do_sample") or float(settings.get("temperature") or 0.0) > 0.0 or int(settings.get("num_beams") or 1) > 1:
         raise ConfigurationError(
             f"PolicyLM decodes greedily; this task asks for {settings}; set do_sample: false, temperature: 0"

@@ -155,11 +155,7 @@ SEARCHED = 64
 
 
 def require_windows(loaded: LoadedModel) -> None:
-    """Refuse a model that no task can be put to under the two caches that are always compared: they hold a window.
-
-    Raises:
-        UnsupportedModelError: it predicts no next token, or what is cached cannot be moved.
-    """
+    """Refuse a model that no task can be put to under the two caches that are always compared: they hold a window."""
     if not is_causal_lm(loaded.model):
         raise UnsupportedModelError(
             f"{type(loaded.model).__name__} predicts no next token of its own text, so no task can be put to it under a "
@@ -251,11 +247,7 @@ def _score(values: np.ndarray, scale: float | None) -> Interval:
 
 
 def window_warning(loaded: LoadedModel, window: int) -> str:
-    """Where a cache and the token at hand have more positions than the model was trained on.
-
-    Args:
-        window: tokens before the query that the largest cache holds.
-    """
+    """Where a cache and the token at hand have more positions than the model was trained on."""
     trained = trained_length(loaded.model)
     if trained is None or window < trained:
         return ""

@@ -176,11 +176,7 @@ class ExportEntry:
 
 
 def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
-    """What an engine makes of a plan, and its file.
-
-    Raises:
-        ConfigurationError: it cannot keep the tokens that stay, or has no such rule: without them it is another policy.
-    """
+    """What an engine makes of a plan, and its file."""
     parts: list[ExportPart] = []
     for method, name, wanted in plan.wanted():
         answer: Answer = getattr(engine, method)(plan)

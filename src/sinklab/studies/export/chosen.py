@@ -17,11 +17,7 @@ from sinklab.studies.export.base import Engine, ExportPlan, engines
 
 
 def comparison_of(folder: Path) -> Comparison:
-    """``summary.json`` of ``sinklab cache``, or the entry ``cache`` of that of an audit.
-
-    Raises:
-        InputError: no finished run is there, or one that compares no policies.
-    """
+    """``summary.json`` of ``sinklab cache``, or the entry ``cache`` of that of an audit."""
     kind = read_run(folder).get("kind")
     summary = read_run(folder, "summary.json") if kind in ("cache", "audit") else {}
     comparison = summary.get("cache") if kind == "audit" else summary
@@ -32,16 +28,7 @@ def comparison_of(folder: Path) -> Comparison:
 
 
 def plan_of(found: Comparison, policy: str | None = None, quantized: str | None = None) -> ExportPlan:
-    """A policy of a comparison, by default the recommended one.
-
-    Args:
-        policy: a row of the table by its label or its name.
-        quantized: ``int8`` or ``int4`` for a cache of integers.
-
-    Raises:
-        InputError: nothing was recommended; a name that stands for several rows, or for none; a policy that keeps everything.
-        ConfigurationError: integers that the policy cannot have.
-    """
+    """A policy of a comparison, by default the recommended one."""
     entry = recommended(found) if policy is None else _named(found, policy)
     if entry is None:
         raise InputError(f"this comparison recommends no policy, name one with `policy`: {found.recommendation}")
@@ -88,11 +75,7 @@ def _integers(found: Comparison, policy: Policy, kind: str) -> str:
 
 
 def checked_engines(names: Sequence[str]) -> list[Engine]:
-    """Engines by their names, each once, in the order in which they were named.
-
-    Raises:
-        UnknownNameError: there is none of a name.
-    """
+    """Engines by their names, each once, in the order in which they were named."""
     known = engines()
     for name in names:
         if name not in known:

@@ -64,12 +64,7 @@ FORMS = (
 
 
 def require_foldable(model: PreTrainedModel, operation: str) -> None:
-    """Refuse a model of which no sink can be folded.
-
-    Raises:
-        InputError: it is folded already.
-        UnsupportedModelError: an operation that is not softmax, or an encoder–decoder.
-    """
+    """Refuse a model of which no sink can be folded."""
     recorded = getattr(model.config, CONFIG_FIELD, None) or {"operation": getattr(model.config, "operation", None) or {}}
     if isinstance(recorded, Mapping) and recorded.get("operation", {}).get("name") == FoldedSink.name:
         raise InputError(f"the sinks of this {type(model).__name__} are folded already")
@@ -193,9 +188,6 @@ def folded_copies(
     """A model with its sinks folded, and the same with the neurons silent that write them; a name and a description of each.
 
     The copy that is given second is the first one, changed further. Nothing is judged by a loss; arguments as of :func:`fold`.
-
-    Raises:
-        SinklabError: the model cannot be folded.
     """
     require_foldable(model, operation)
     positions, _ = foldable_positions(sinks)

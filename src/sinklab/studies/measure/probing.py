@@ -62,11 +62,7 @@ def require_one_place(model: nn.Module, command: str) -> None:
 
 
 def make_probe(probe: str | Mapping[str, object] | Probe, threshold: float) -> Probe:
-    """A probe from its name and settings; one that has a threshold and is given none gets ours.
-
-    Raises:
-        UnknownNameError: no probe is called so; where a metric is, the message names its probe.
-    """
+    """A probe from its name and settings; one that has a threshold and is given none gets ours."""
     if isinstance(probe, Probe):
         return probe
     settings = probe_registry.read(probe)
@@ -81,12 +77,7 @@ def make_probe(probe: str | Mapping[str, object] | Probe, threshold: float) -> P
 
 
 def make_probes(probes: Sequence[str | Mapping[str, object] | Probe], threshold: float) -> list[Probe]:
-    """A list of probes from their names and settings, as :func:`make_probe`.
-
-    Raises:
-        ConfigurationError: one probe and no list, or two probes of one name: a row of a table has the name of its probe and
-            not the settings, so that their numbers could not be told apart, and means would be taken over both.
-    """
+    """A list of probes from their names and settings, as :func:`make_probe`."""
     if isinstance(probes, (str, Mapping, Probe)):
         raise ConfigurationError(f"`probes` is one probe, {probes!r}; expected a list of them")
     if not isinstance(probes, Iterable):
@@ -111,11 +102,7 @@ def require_positions(probes: Iterable[Probe], length: int) -> None:
 
 
 def uses_bos(encoder: Encoder, bos: str) -> bool:
-    """Whether samples start with the beginning-of-sequence token under ``bos``.
-
-    Raises:
-        ConfigurationError: not one of auto, always, none; or always without such a token.
-    """
+    """Whether samples start with the beginning-of-sequence token under ``bos``."""
     if bos not in ("auto", "always", "none"):
         raise ConfigurationError(f"`bos` {bos!r} must be auto, always or none")
     if bos == "always" and encoder.bos_token_id is None:
@@ -234,12 +221,7 @@ def _room_for_weights(
 
 
 def as_samples(samples: Samples | Tensor | Mapping[str, Tensor]) -> Samples:
-    """The samples; token ids ``(samples, seq_len)``, or what a tokenizer returns, as samples of text.
-
-    Raises:
-        ConfigurationError: something else, such as texts.
-        InputError: nothing in them.
-    """
+    """The samples; token ids ``(samples, seq_len)``, or what a tokenizer returns, as samples of text."""
     if isinstance(samples, Tensor):
         samples = Samples.of_tokens(samples)
     elif isinstance(samples, Mapping) and isinstance(samples.get("input_ids"), Tensor):
@@ -277,9 +259,6 @@ def check_identity(model: PreTrainedModel, samples: Samples | Tensor) -> dict[st
 
     Returns:
         What was compared, for the run record.
-
-    Raises:
-        MeasurementError: an output differs, or there is none to compare.
     """
     first = as_samples(samples).take(slice(0, 1))
     if first.kind == "text":
@@ -337,11 +316,7 @@ def checks(session: Session, identity: dict[str, int]) -> dict[str, object]:
 
 
 def forward_arguments(model: PreTrainedModel, samples: Samples, *, full_logits: bool) -> dict[str, object]:
-    """Arguments of a model's forward for some samples, without a cache, and with logits of the last token alone if these do.
-
-    Raises:
-        UnsupportedModelError: the model does not read such samples.
-    """
+    """Arguments of a model's forward for some samples, without a cache, and with logits of the last token alone if these do."""
     known = inspect.signature(model.forward).parameters
     missing = [name for name in samples.arguments if name not in known]
     if missing:

@@ -79,11 +79,7 @@ class Curves:
 
 
 def read_curves(folder: Path) -> Curves:
-    """The curves of a run's output directory.
-
-    Raises:
-        InputError: no run there, or one that measured nothing yet.
-    """
+    """The curves of a run's output directory."""
     from sinklab.results.table import read_run, read_table
 
     run, table = read_run(folder), read_table(folder / "table.parquet")

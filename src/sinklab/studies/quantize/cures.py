@@ -63,12 +63,7 @@ def worst_channel(found: Range) -> tuple[int, float, Tensor]:
 
 
 def find_spikes(twin: Twin, samples: Samples, ranges: Mapping[str, Range], bits: int) -> dict[str, Spike]:
-    """The worst channel of every site, with the tokens that carry it where it is a spike.
-
-    Args:
-        samples: those that the ranges are from.
-        bits: of the grid that the spike would be on.
-    """
+    """The worst channel of every site, with the tokens that carry it where it is a spike."""
     least = max(LEAST_RATIO, 2 ** min(bits, 8) / LEAST_LEVELS)
     spikes = {}
     for key, found in ranges.items():
@@ -123,14 +118,7 @@ def tried_cures(
     carrying: Sequence[int],
     without: Mapping[tuple[int, ...], Ranges],
 ) -> list[Cure]:
-    """Cures that change how activations are put on grids.
-
-    Args:
-        base: the scheme without a cure.
-        sinks: positions of the sinks.
-        carrying: positions that carry spikes.
-        without: ranges that leave some positions out, by these positions.
-    """
+    """Cures that change how activations are put on grids."""
     cures = [Cure("per token", "a scale for each token", dataclasses.replace(base, per_token=True))]
     for name, label, positions in (
         ("sinks whole", "the activations of the sinks kept whole", tuple(sinks)),

@@ -175,12 +175,7 @@ class Found:
 
 
 def rows(found: Found, channels: Mapping[str, WorstChannel], scored: int) -> Iterator[Row]:
-    """Every number, and the widest channel of every site.
-
-    Args:
-        channels: by site.
-        scored: losses behind a mean loss.
-    """
+    """Every number, and the widest channel of every site."""
     count, examined = found.texts, found.examined
     yield {"probe": PROBE, "metric": LOSS, "value": found.clean_loss.mean, "count": scored}
     for scheme in found.schemes:

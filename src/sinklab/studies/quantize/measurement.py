@@ -92,14 +92,7 @@ def judged(gap: Interval, minimal_effect: float) -> Verdict:
 
 
 def require_loss(model: PreTrainedModel, *, drawn: bool = False) -> None:
-    """Refuse a model that has no loss by which a gap could be measured.
-
-    Args:
-        drawn: on samples that are drawn from a corpus: recordings and pictures have no target texts.
-
-    Raises:
-        UnsupportedModelError: it has none.
-    """
+    """Refuse a model that has no loss by which a gap could be measured."""
     if loss_kind(model) is None:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no loss, so there is no gap to measure; load the model with its head"
@@ -130,10 +123,6 @@ def examine(
         samples: others, which losses are taken of, four or more.
         store: of losses measured so far: of every scheme, block, site and cure.
         identity: what they depend on: the model, and both sets of samples.
-
-    Raises:
-        MeasurementError: a loss that is not finite without any quantisation, or integers that are not what they should be.
-        UnsupportedModelError, ConfigurationError: see :class:`Twin`.
     """
     require_loss(loaded.model)
     loss_of = str(loss_kind(loaded.model))

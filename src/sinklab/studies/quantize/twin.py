@@ -54,11 +54,7 @@ class Scheme:
 
 
 def parse_schemes(names: Sequence[str]) -> list[Scheme]:
-    """The schemes, each once, in their order.
-
-    Raises:
-        ConfigurationError: none, one that does not exist, or one that quantises nothing.
-    """
+    """The schemes, each once, in their order."""
     schemes: dict[str, Scheme] = {}
     for name in names:
         match = re.fullmatch(r"w(\d{1,2})a(\d{1,2})", name.strip().lower())
@@ -162,17 +158,9 @@ class Twin:
     The head, embeddings and whatever else stands outside of the blocks stay as they are, and so does what happens inside the
     attention function.
 
-    Args:
-        model: in evaluation mode; it stays as it is.
-        integer: multiply codes as integers.
-
     Attributes:
         model: the copy.
         sites: by name, in the order of the model; after :meth:`keep`, those that are reached.
-
-    Raises:
-        UnsupportedModelError: no linear map inside a block, or one that is no plain one.
-        ConfigurationError: the model is quantised already, or spread over devices.
     """
 
     def __init__(self, model: PreTrainedModel, *, integer: bool = True) -> None:
@@ -276,11 +264,7 @@ class Twin:
     def losses(
         self, samples: Samples, treatment: Treatment | None, progress: Callable[[int], None] = lambda done: None
     ) -> Tensor:
-        """Losses under a treatment, float32 ``(samples, positions)``, NaN where none is taken.
-
-        Args:
-            progress: called with the samples that are done.
-        """
+        """Losses under a treatment, float32 ``(samples, positions)``, NaN where none is taken."""
         self.apply(treatment)
         losses: list[Tensor] = []
         try:
@@ -305,12 +289,7 @@ class Twin:
         progress: Callable[[int, int], None] = lambda done, total: None,
         keep: Keep = lambda batch, number, compute: compute(),
     ) -> Tensor:
-        """Losses under each of several treatments, ``(treatments, samples, positions)``; blocks before its first site run once.
-
-        Args:
-            progress: called with the treatments that are done and how many there are, of every batch.
-            keep: may have some of an earlier run.
-        """
+        """Losses under each of several treatments, ``(treatments, samples, positions)``; blocks before its first site run once."""
         order = {name: number for number, name in enumerate(self._blocks)}
         first = [min(order[site.block] for key, site in self.sites.items() if key in (one.sites or ())) for one in treatments]
         losses, done, batches = [], 0, self._batches(samples)
@@ -383,11 +362,7 @@ class Twin:
         return ranges
 
     def check(self, samples: Samples, treatment: Treatment) -> float:
-        """Largest difference of integer and simulated products over its bound, over all maps; see ``QuantizedLinear.check``.
-
-        Raises:
-            MeasurementError, ConfigurationError: as there.
-        """
+        """Largest difference of integer and simulated products over its bound, over all maps; see ``QuantizedLinear.check``."""
         worst = [0.0]
 
         def look(site: Site, values: Tensor) -> None:
@@ -457,11 +432,7 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def require_unquantized(model: nn.Module) -> None:
-    """Refuse a model whose weights are packed or rounded already.
-
-    Raises:
-        ConfigurationError: it is quantised.
-    """
+    """Refuse a model whose weights are packed or rounded already."""
     how = getattr(getattr(model, "config", None), "quantization_config", None)
     if how is not None or getattr(model, "is_quantized", False):
         method = how.get("quant_method") if isinstance(how, dict) else getattr(how, "quant_method", None)

@@ -171,11 +171,7 @@ def _reader_may_leave() -> Iterator[None]:
 
 
 def _save(source: Stream, save: Path, overwrite: bool) -> None:
-    """Save the state; under another name where something has appeared at its place, since it is not come by again.
-
-    Raises:
-        InputError: something has, and the state is in the file that it names.
-    """
+    """Save the state; under another name where something has appeared at its place, since it is not come by again."""
     try:
         check_file(save, overwrite, "save")
     except InputError as error:
@@ -218,11 +214,7 @@ class _Ended(Exception):
 
 
 class _Writer:
-    """Writes tokens as they come, and at the end what there is to say of them.
-
-    Args:
-        goes_on: a saved state goes on with the text that waits; otherwise the last token as JSON comes with all of it.
-    """
+    """Writes tokens as they come, and at the end what there is to say of them."""
 
     def __init__(self, source: Stream, as_json: bool, most: int | None, *, goes_on: bool) -> None:
         self.source, self.as_json, self.most, self.goes_on = source, as_json, most, goes_on
