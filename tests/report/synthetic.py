@@ -325,7 +325,7 @@ def write_audit(
         sinks.append(a_place(place, text=sink_token, rate=float(rate[..., place].mean()), heads=by_head, sinking=len(by_head)))
     found = AuditFound(
         **sinks_found(sinks, layers * heads), summary_version=1, model=name, revision=None, operation=operation, loss=3.2134,
-        loss_kind="next token", loss_definition="cross-entropy of the next token", bits_per_byte=None, reading=None,
+        loss_kind="next token", loss_definition="cross-entropy of the next token", bits_per_byte=None,
         warnings=[], samples_definition=None, normalized=True, corpus=corpus, bos=1, bos_name="BOS", kind="text",
         seq_len=seq_len, samples=samples, threshold=0.3, off_seam_modules=[], layers_without_attention={}, tier=None,
         not_measured={},

@@ -59,17 +59,10 @@ class Received:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Shown:
-    """What a model was shown.
+    """What a model was shown: ``kind`` is text, pairs, image or audio; ``notes`` are sentences for the top of the page.
 
-    Attributes:
-        model: what the page calls the model.
-        kind: what a sample is: text, pairs, image or audio.
-        notes: sentences for the top of the page.
-        names: of the positions, where they are no tokens of a text.
-        groups: positions that are looked at together, by what they are called.
-        pictures: uint8 ``(samples, height, width, 3)``.
-        grid: rows and columns of the patches of a picture, which come last among the positions.
-        sources: what every picture is called.
+    ``names`` are of positions that are no tokens of a text, some of which are looked at together (``groups``). ``pictures`` are
+    uint8 ``(samples, height, width, 3)``, and ``grid`` is rows and columns of their patches, which are the last positions.
     """
 
     model: str
@@ -85,14 +78,9 @@ class Shown:
 class Sink(TypedDict):
     """What gets more than the threshold of some head's attention: as a weight and, as in an audit, as a share of the row.
 
-    Attributes:
-        name: in words.
-        position: ``None`` for a group of positions and for the null score.
-        token: its text; ``None`` where it is not known.
-        mean_weight: mean over all heads; of an encoder–decoder, over those of the part.
-        heads: layer, head and mean weight, strongest first.
-        part: of an encoder–decoder, whose heads these are: a position of the source is not that of the target, and the encoder
-            and cross-attention have layers of one number. Empty for other models.
+    ``position`` is ``None`` for a group and for the null score, ``token`` where it is not known. ``mean_weight`` is over
+    all heads,
+    of an encoder–decoder over those of the ``part``; ``heads`` are layer, head and mean weight, strongest first.
     """
 
     name: str

@@ -151,16 +151,13 @@ HEAD_NUMBERS: list[tuple[str, str, str, str, str]] = [
 
 @dataclasses.dataclass(frozen=True)
 class Maps:
-    """Attention maps of a few samples, pooled to tiles by the largest value.
+    """Attention maps of a few samples, pooled to tiles by the largest value, with the texts of their tokens.
 
     Attributes:
         weights: uint8 ``(samples, modules, heads, query_tiles, key_tiles)``: ``round(255 * sqrt(weight))``.
         scores: uint8, same shape: 0 where the tile is hidden, 1…255 linear between ``ranges``.
         ranges: float32 ``(samples, modules, heads, 2)``: smallest and largest score.
-        tokens: the token texts of each sample; may be empty.
-        modules: the name of each module.
-        seq_len: tokens in a sample.
-        targets: of an encoder–decoder, the token texts that the decoder reads.
+        targets: of an encoder–decoder, what the decoder reads.
     """
 
     weights: NDArray[np.uint8]

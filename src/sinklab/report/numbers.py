@@ -121,16 +121,11 @@ class Numbers:
         """Layer to number, heads averaged; layers of a part of an encoder–decoder are counted in it, as in maps.
 
         What was measured of an attention module stands at the layer that holds it, where the table has hidden states of layers:
-        not every layer attends, and attention modules are numbered among themselves.
-
-        Of all parts at once it is that of self-attention and of layers: cross-attention is counted by itself, so that a number
-        of its layers is that of others, too.
+        attention modules are numbered among themselves. Of all parts at once, cross-attention is left out.
 
         Args:
-            probe, metric: what was measured.
             positions: ``"none"`` for rows without a key position, ``"sink"`` for those at ``sinks``, ``"rest"`` for the mean
                 over all other key positions.
-            sinks: key positions.
         """
         rows = self.rows(probe, metric)
         if rows is None:

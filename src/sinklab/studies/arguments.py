@@ -225,7 +225,7 @@ def _line(function: Callable[..., Any], name: str, given: Mapping[str, Any]) -> 
             list(one) if isinstance(one, (list, tuple)) else [one]
             for one in (given.get(argument, parameter.default), parameter.default)
         )
-        if argument in ("out", "overwrite", "resume", "progress", "say", "quiet") or value == [None]:
+        if argument in ("out", "overwrite", "resume", "progress", "say", "quiet") or value in ([], [None]):
             continue
         if not all(isinstance(one, (str, int, float, Path)) for one in value):
             return ""

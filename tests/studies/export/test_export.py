@@ -164,8 +164,8 @@ def test_the_command_says_what_is_in_its_files(finished, tmp_path):
 
 def row(settings: dict) -> PolicyEntry:
     return PolicyEntry(
-        settings["name"], str(settings), settings.get("num_sinks", 0), 12, 13, 12, settings, 2.0, None, None, 64, None, None, None,
-        8, 1.0, 1.0, [2.0],
+        settings["name"], str(settings), settings.get("num_sinks", 0), 12, 13, 12, settings, 2.0, None, None, 64, None, None,
+        None, 8, 1.0, 1.0, [2.0],
     )  # fmt: skip
 
 

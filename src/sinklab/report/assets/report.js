@@ -596,13 +596,6 @@
       },
     });
     painters.push(view.paint);
-    for (const chip of document.querySelectorAll(".chip")) {
-      chip.addEventListener("click", () => {
-        view.select(Number(chip.dataset.column), Number(chip.dataset.head));
-        $("panel").scrollIntoView({ block: "start" });
-        $("panel-title").focus({ preventScroll: true });
-      });
-    }
     const asked = /^#(.+)-head-(\d+)$/.exec(location.hash);
     // An address by a layer that is not unique leads to the first such column.
     const layer = /^layer-(-?\d+)$/.exec(asked?.[1] ?? "");

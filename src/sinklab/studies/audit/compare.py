@@ -43,12 +43,9 @@ Column = tuple[str, Audit, View]
 class Comparison:
     """What two or more audits found, side by side; of an encoder–decoder each part by itself, since it has sinks of its own.
 
-    Args:
-        folders: output directories of audits.
-
     Attributes:
-        table: of objects, ``float``, ``int``, ``str``, or ``None`` for what was not measured: one column per audit, called as
-            its model, with the folder's name where two are alike; one row per number, whose unit its name says: ``(%)``.
+        table: of objects, ``None`` for what was not measured: a column per audit, called as its model, with the folder's name
+            where two are alike; a row per number, whose unit its name says: ``(%)``.
         findings: the finding of every column in a sentence, its name in front.
         warning: what keeps the audits from being compared: other texts, settings, or definitions; empty if nothing does.
 

@@ -117,16 +117,6 @@ class Grouped:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How the tokenizer read the texts; shares in parts of one."""
-
-    characters_per_token: float
-    bytes_per_token: float
-    unknown_share: float
-    unread_share: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class SinksFound:
     """The sinks of a model, or of a part of an encoder–decoder.
 
@@ -209,7 +199,6 @@ class AuditFound(SinksFound):
     loss_kind: str | None
     loss_definition: str | None
     bits_per_byte: float | None
-    reading: Reading | None
     warnings: list[str]
     samples_definition: str | None
     normalized: bool

@@ -60,14 +60,7 @@ LEAST_OTHERS, SHARE_OF_OTHERS = 10, 4
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Audited:
-    """What was measured.
-
-    Attributes:
-        summary: for ``summary.json``.
-        table: the long table of all conditions and sections.
-        record: entries of ``run.json`` besides the settings.
-        maps: attention maps of the first samples, and what else ``maps.safetensors`` says of them; empty where there are none.
-    """
+    """What stands in ``summary.json``, in the table, in ``run.json`` besides the settings, and in ``maps.safetensors``."""
 
     summary: dict[str, Any]
     table: pd.DataFrame
@@ -94,11 +87,8 @@ def measure_audit(
     """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`.
 
     Once the main condition is measured, an interruption ends the rest, and what there is by then is reported.
-
-    Args:
-        include: name of a section (:func:`~sinklab.results.sections.sections`) to whether it was asked for.
-        least_others: samples of every condition besides the main one, at least.
-        say: is given the sink in a sentence as soon as it is known.
+    ``least_others`` are
+    samples of every condition besides it; ``say`` is given the sink in a sentence as soon as it is known.
     """
     main_bos = uses_bos(loaded.encoder, bos)
     missing = not_measured(loaded.model)

@@ -53,12 +53,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """Everything a page is made from.
-
-    Attributes:
-        summary: ``summary.json``, in which the sections are.
-        views: each part of an encoder–decoder; of another model one for the whole.
-    """
+    """Everything a page is made from; ``views`` are the parts of an encoder–decoder, of another model one for the whole."""
 
     folder: Path
     run: dict[str, Any]
@@ -111,13 +106,10 @@ DEFINITIONS: dict[str, str] = {
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``folder/report.html`` from the files of a run, whole or not at all; the same input gives the same bytes.
+    """Write ``folder/report.html`` from the files of a run, whole or not at all, and return its path.
 
     Args:
         folder: output directory of an audit, or of a study that an audit can include, such as ``sinklab origin``.
-
-    Returns:
-        The path of the page.
 
     Raises:
         InputError: the run is of another command; a file is missing or is not what its name says.
@@ -137,11 +129,7 @@ def frame_report(folder: Path) -> str:
 
 
 def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
-    """The page of one audit as text.
-
-    Args:
-        budget: bytes that it stays below if it can; maps get what everything else leaves of them.
-    """
+    """The page of one audit as text, below so many bytes if it can be: maps get what everything else leaves of them."""
     found = audit.found
     figures = layer_figures([(view.part, view) for view in audit.views])
     context = {
@@ -152,7 +140,6 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         "cards": headline(audit),
         "remarks": remarks(found),
         "threshold": f"{found.threshold:g}",
-        "sinks": [row for view in audit.views for row in _sinks(view, audit)],
         "sinks_grid": html([sinks_grid(found)]),
         "conditions": html([conditions_grid(found)]),
         "loss_definition": found.loss_definition,
@@ -181,23 +168,6 @@ def _map_overhead(maps: Maps) -> int:
     """Bytes at most of what accompanies maps: tokens, ranges of the scores, the elements around the packed arrays."""
     samples, modules, heads = maps.ranges.shape[:3]
     return len(json_text({"tokens": maps.tokens}).encode()) + samples * modules * (heads * 32 + 80)
-
-
-def _sinks(view: View, audit: Audit) -> list[dict[str, Any]]:
-    """Sinks with their strongest heads, to be opened in the map of the whole model."""
-    grid = [(column, row) for column, row in enumerate(audit.numbers.grid) if row.part == view.part or not view.part]
-    columns = {row.layer: (column, row.label if view.part else row.layer) for column, row in reversed(grid)}
-    return [
-        {
-            "name": f"{view.part}: {place.name}" if view.part else place.name,
-            "heads": [
-                {"label": f"{columns[layer][1]}.{head}", "column": columns[layer][0], "head": head, "rate": rate}
-                for layer, head, _, rate in place.heads[:12]
-                if layer in columns
-            ],
-        }
-        for place in (*view.found.sinks.sinks, *view.found.sinks.silent)
-    ]
 
 
 def _definitions(audit: Audit) -> Grid:

@@ -67,10 +67,6 @@ def facts(found: AuditFound) -> list[Row]:
     ]
     if found.tier:
         rows.append(("tier", f"{found.tier}; not measured: {', '.join(found.not_measured)}"))
-    if found.reading is not None:
-        read = found.reading
-        unknown = f"{number(100 * read.unknown_share, 2)} % of tokens unknown"
-        rows.append(("read as", f"{read.characters_per_token:.2f} characters a token, {unknown}"))
     if found.samples_definition:
         rows.append(("pairs", found.samples_definition))
     return rows

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sinklab.attention.anatomy import attending_layers, layers_without_attention
 from sinklab.attention.call import Part
-from sinklab.corpora import _reading
+from sinklab.corpora._reading import Reading
 from sinklab.corpora.samples import Samples
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
@@ -28,7 +28,6 @@ from sinklab.studies.audit.found import (
     FrontWorth,
     Grouped,
     Places,
-    Reading,
     SinksFound,
     finding,
     worth_words,
@@ -41,16 +40,13 @@ LONGEST_FINDING = 160
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-    """One corpus with or without BOS, and what was measured under it.
+    """One corpus with or without BOS, and what was measured under it; of an encoder–decoder by part, else of part "".
 
     Attributes:
         losses: mean loss of each sample, float64 ``(samples,)``; ``None`` where none is taken.
-        samples: how many there are.
-        sinks: of an encoder–decoder those of each part, else of all self-attention together (part "").
-        candidates: likewise, of each attention module the positions up to the last one that half of the queries see.
-        windowed: likewise, attention modules in which fewer than half of the queries see the first position, and all of them.
-        longest: likewise, tokens of the longest sample in which half of the queries see it in each of these modules; ``None``
-            where there are none.
+        candidates: of each attention module the positions up to the last one that half of the queries see.
+        windowed: attention modules in which fewer than half of the queries see the first position, and all of them.
+        longest: tokens of the longest sample in which half of the queries see it in each of these; ``None`` without any.
     """
 
     corpus: str
@@ -72,22 +68,17 @@ def summarize(
     samples: Samples,
     *,
     threshold: float,
-    reading: _reading.Reading | None,
+    reading: Reading | None,
     normalized: bool,
     off_seam: list[str],
     seed: int,
     tier: str | None = None,
     missing: Mapping[str, str] | None = None,
 ) -> AuditFound:
-    """What an audit found.
+    """What an audit found; the first condition is the main one, which the samples are of.
 
-    Args:
-        conditions: the first one is the main one.
-        samples: of the main condition.
-        reading: how the tokenizer read them; ``None`` for samples that are no text.
-        normalized: whether rows of weights sum to one (with or without a null mass).
-        tier: where the weights come from, if not from the attention interface.
-        missing: probes that this tier does not serve, each with what it reads.
+    ``tier`` says where the weights come from, if not from the attention interface; ``missing`` are probes that it does not
+    serve.
     """
     main, kind = conditions[0], loss_kind(loaded.model)
     parts = [_found(part, conditions, threshold, _query_group(loaded)) for part in main.sinks]
@@ -116,7 +107,6 @@ def summarize(
         loss_definition=_loss_definition(loaded, kind, seed),
         bits_per_byte=bits,
         front_worth=_front_worth(conditions),
-        reading=None if reading is None else Reading(**dataclasses.asdict(reading)),
         warnings=[warning for warning in warnings if warning],
         samples_definition=samples.definition,
         normalized=normalized,

@@ -272,13 +272,7 @@ def _recomputed(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _References:
-    """Losses of the scored tokens, ``(documents, scored)``, of the policies that others are compared with.
-
-    Attributes:
-        by_sinks: of windows: tokens held before the query, to number of sinks, to losses.
-        recompute: of re-computation for every token, by tokens held.
-        full: of dense attention.
-    """
+    """Losses of the scored tokens, ``(documents, scored)``: of windows by tokens held and sinks, and of other references."""
 
     by_sinks: dict[int, dict[int, Tensor]]
     recompute: dict[int | None, Tensor]
@@ -375,11 +369,7 @@ def _windows(measured: Sequence[_Measured]) -> dict[int | None, Tensor]:
 
 
 def _curve(entry: _Measured, window: Tensor | None, first: int, points: Sequence[tuple[int, int]]) -> _Curve:
-    """Loss by position; of re-computation, which is scored at some tokens, at fewer points and with errors.
-
-    As in :func:`_completed`, differences to the ``window`` are taken from the sample where there is one, over
-    :data:`COARSE` points at once, and each text and point is one of what the error is over.
-    """
+    """Loss by position; of re-computation, which is scored at some tokens, at fewer points and with errors."""
     counts = [int((~entry.losses[:, start - 1 : stop - 1].isnan()).sum()) for start, stop in points]
     if entry.policy.name != "recompute":
         means = [float(entry.losses[:, start - 1 : stop - 1].nanmean()) for start, stop in points]
@@ -401,11 +391,7 @@ def _curve(entry: _Measured, window: Tensor | None, first: int, points: Sequence
 
 
 def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[int]) -> Tensor:
-    """Losses of all tokens from ``first`` on, of a policy that was scored at some of them.
-
-    Texts differ from place to place far more than policies do. So what is taken from the sample is the difference to another
-    policy, its mean in each row and stretch, and what it is added to is that policy's loss on all tokens.
-    """
+    """Losses of all tokens from ``first`` on, of a policy scored at some: its mean difference added to another's loss."""
     result = sampled.clone()
     for start, stop in itertools.pairwise(edges):
         if stop > first:

@@ -1,4 +1,4 @@
-"""What depend() finds, and how it is shown: for each task the score under every policy, the verdict, and the index of dependence."""
+"""What depend() finds and shows: for each task the score under every policy, the verdict, and the index of dependence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fold_sinks() finds: how well constants stand for the sinks, head by head, what the fold costs in loss, and how it is shown."""
+"""What fold_sinks() finds and shows: how well constants stand for the sinks, head by head, and what the fold costs in loss."""
 
 from __future__ import annotations
 

@@ -134,11 +134,7 @@ def _require_threshold(threshold: float, probes: Sequence[Mapping[str, Any]]) ->
 
 
 def display(result: Result) -> Iterator[Block]:
-    """A row a metric, and of an encoder–decoder one for each part, whose numbers have no mean in common.
-
-    Of a metric that has a number for each position the first position is shown, of one that has some, such as the positions of
-    the largest values of a layer, all that have one.
-    """
+    """A row a metric, at the first position where it has a number for each, and of an encoder–decoder one for each part."""
     parts = ["part"] if result.table["part"].notna().any() else []
     shown: list[list[Cell]] = []
     for (probe, metric, unit, part), rows in result.table.groupby(["probe", "metric", "unit", "part"], sort=True, dropna=False):

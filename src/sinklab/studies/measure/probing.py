@@ -255,11 +255,7 @@ def scored_pairs(logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def check_identity(model: PreTrainedModel, samples: Samples | Tensor) -> dict[str, int]:
-    """Prove on the first sample (of a text, on its start) that a session does not change one bit of the model's output.
-
-    Returns:
-        What was compared, for the run record.
-    """
+    """Prove on the first sample (of a text, its start) that a session changes no bit of the output; what was compared."""
     first = as_samples(samples).take(slice(0, 1))
     if first.kind == "text":
         first = Samples({name: tensor[:, :IDENTITY_TOKENS] for name, tensor in first.arguments.items()})

@@ -32,16 +32,10 @@ EVERYWHERE = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Spike:
-    """The channel of a site with the largest range.
+    """The channel of a site with the largest range, ``ratio`` times that of the median channel; ``large`` for so many bits.
 
-    Attributes:
-        site: name of the site.
-        channel: its number.
-        ratio: its range over that of the median channel.
-        large: whether that is a spike on a grid of so many bits.
-        channels: all channels of the site that are, the largest first.
-        positions: tokens that carry it in half of the samples or more; empty where there are none.
-        everywhere: it stands at so many positions that it belongs to none.
+    ``channels`` are all of the site that are large. ``positions`` carry the first one in half of the samples or more; they are
+    empty where there are none, or where it stands ``everywhere``.
     """
 
     site: str

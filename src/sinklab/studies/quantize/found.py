@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
 
-from sinklab.results.blocks import Block, Grid, Heading, Mark, Marks, Say, counted, interval, percent
+from sinklab.results.blocks import Block, Grid, Heading, Say, counted, interval, percent
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
 from sinklab.results.sections import from_json
@@ -212,8 +212,8 @@ TITLE = (
 )
 """Heading of the page, and what was done."""
 
-SHOWN, DRAWN = 8, 24
-"""Sites that a terminal shows, and that a page draws; all are in summary.json."""
+SHOWN = 8
+"""Blocks and sites that a terminal shows; all are in summary.json."""
 
 
 def show(summary: Mapping[str, Any]) -> Iterator[Block]:
@@ -225,13 +225,10 @@ def show(summary: Mapping[str, Any]) -> Iterator[Block]:
         [(one.name, _verdict(one), f"{one.loss:.3f}", _gap(one), one.weight_bytes, one.products) for one in found.schemes],
         text=2,
     )
-    yield Marks("Gap by scheme", [(one.name, [Mark("gap", one.gap, one.low, one.high)]) for one in found.schemes], "nats")
     if found.blocks:
         yield Heading(f"One block alone on grids under {found.examined.upper()}")
         blocks = sorted(found.blocks, key=lambda block: -block.gap)
         yield Grid(("block", "gap, nats", "samples"), [(one.block, _gap(one), one.texts) for one in blocks], limit=SHOWN)
-        marks = [(_short(one.block), [Mark("gap", one.gap, one.low, one.high)]) for one in found.blocks]
-        yield Marks("Gap of one block alone", marks, "nats")
     if found.sites:
         sites = sorted(found.sites, key=lambda site: -site.gap)
         yield Heading("One site alone, of the blocks that carry the gap")
@@ -241,8 +238,6 @@ def show(summary: Mapping[str, Any]) -> Iterator[Block]:
             text=2,
             limit=SHOWN,
         )
-        marks = [(_short(site.site), [Mark("gap", site.gap, site.low, site.high)]) for site in sites[:DRAWN]]
-        yield Marks("Gap of one site alone", marks, "nats")
     if found.cures:
         cures = sorted(found.cures, key=lambda cure: cure.left.mean)
         yield Heading("Cures")
@@ -256,8 +251,6 @@ def show(summary: Mapping[str, Any]) -> Iterator[Block]:
                 for cure in cures
             ],
         )  # fmt: skip
-        marks = [(cure.cure, [Mark("left", cure.left.mean, cure.left.low, cure.left.high)]) for cure in cures]
-        yield Marks(f"Gap that is left under {found.examined.upper()}", marks, "nats")
     if found.sinks_refused:
         yield Say(f"no sinks are known: {found.sinks_refused}", small=True)
     yield Say(
@@ -283,8 +276,3 @@ def _where(site: SiteFound) -> str:
     if site.everywhere:
         return "many positions"
     return ", ".join(site.tokens[:4]) + (", …" if len(site.tokens) > 4 else "")
-
-
-def _short(name: str) -> str:
-    """The last four parts of a qualified name."""
-    return ".".join(name.split(".")[-4:])

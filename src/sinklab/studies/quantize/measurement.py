@@ -63,14 +63,7 @@ Verdict = Literal["gap", "none", "not measurable"]
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is to be measured.
-
-    Attributes:
-        schemes: the first one is examined: its sites, its cures.
-        integer: multiply codes as integers.
-        minimal_effect: nats up to which a gap is none.
-        threshold: of find_sinks.
-    """
+    """What is measured: of the first scheme also sites and cures; a gap up to ``minimal_effect`` nats is none."""
 
     schemes: Sequence[Scheme]
     integer: bool = True
@@ -118,11 +111,9 @@ def examine(
 ) -> tuple[Found, list[Row]]:
     """Everything that ``sinklab quantize`` says of a model, and the rows of its table.
 
-    Args:
-        calibration: samples that ranges of activations and positions of sinks and spikes are taken from.
-        samples: others, which losses are taken of, four or more.
-        store: of losses measured so far: of every scheme, block, site and cure.
-        identity: what they depend on: the model, and both sets of samples.
+    Ranges and the positions of sinks and spikes are taken from ``calibration``, losses of the other ``samples``. The store
+    keeps
+    losses of every scheme, block, site and cure by the ``identity`` of what they depend on.
     """
     require_loss(loaded.model)
     loss_of = str(loss_kind(loaded.model))

@@ -79,11 +79,7 @@ Watch = Callable[["Site", Tensor], None]
 class Site:
     """A linear map inside a block: its input and its weights are put on grids.
 
-    Attributes:
-        name: qualified name.
-        layer, block: number and qualified name of the block.
-        width, outputs: channels of the input and of the output.
-        rows: rows of input that the map reads of one sample on average, padding left out, once the twin has been shown some.
+    ``rows`` of input are read of one sample on average, padding left out, once the twin has been shown some.
     """
 
     name: str
@@ -153,14 +149,9 @@ class Treatment:
 
 
 class Twin:
-    """A float32 copy of a model in which every linear map inside its blocks can be quantised.
+    """A float32 copy of a model in which every linear map inside its blocks can be quantised; ``sites`` are these, by name.
 
-    The head, embeddings and whatever else stands outside of the blocks stay as they are, and so does what happens inside the
-    attention function.
-
-    Attributes:
-        model: the copy.
-        sites: by name, in the order of the model; after :meth:`keep`, those that are reached.
+    All that stands outside of the blocks stays as it is, and so does what happens inside the attention function.
     """
 
     def __init__(self, model: PreTrainedModel, *, integer: bool = True) -> None:
@@ -215,11 +206,7 @@ class Twin:
         self._maps[name] = quantized
 
     def keep(self, reached: Collection[str]) -> list[str]:
-        """Leave every site as it is that some samples did not reach, such as the maps of a tower of pictures under a text.
-
-        Returns:
-            Names of the linear maps that are left.
-        """
+        """Leave the maps as they are that samples did not reach, such as those of a tower of pictures; gives their names."""
         left = [name for name in self._maps if name not in reached]
         for name in left:
             parent, _, child = name.rpartition(".")
@@ -289,7 +276,7 @@ class Twin:
         progress: Callable[[int, int], None] = lambda done, total: None,
         keep: Keep = lambda batch, number, compute: compute(),
     ) -> Tensor:
-        """Losses under each of several treatments, ``(treatments, samples, positions)``; blocks before its first site run once."""
+        """Losses under each treatment, ``(treatments, samples, positions)``; blocks before its first site run once."""
         order = {name: number for number, name in enumerate(self._blocks)}
         first = [min(order[site.block] for key, site in self.sites.items() if key in (one.sites or ())) for one in treatments]
         losses, done, batches = [], 0, self._batches(samples)
