@@ -283,18 +283,14 @@ def _add_received(
 ) -> None:
     """Weights by head and position, as fine as fits; the script takes them in percent as its rates, and as they are."""
     weights, early = received.mean, received.early
-    keys, most = weights.shape[-1], 256
     places = [sink["position"] for sink, _ in sinks if sink["position"] is not None]
-    while True:
-        bins = bins_of(keys, frozenset(places[: most // 8]), most)
+    for most in (256, 128, 64, 32, 16, 8, 4, 2):
+        bins = bins_of(weights.shape[-1], frozenset(places[: most // 8]), most)
         text, scale = pack_unsigned(pool_positions(weights.astype(np.float64), bins))
-        if len(text) <= BINS_BUDGET or most <= 2:
+        if len(text) <= BINS_BUDGET:
+            blobs["blob-received"], data["bins"] = text, bins
+            data["arrays"] = {"received": {"shape": [*weights.shape[:2], len(bins)], "scale": scale}}
             break
-        most //= 2
-    if len(text) <= BINS_BUDGET:
-        blobs["blob-received"] = text
-        data["arrays"] = {"received": {"shape": [*weights.shape[:2], len(bins)], "scale": scale}}
-        data["bins"] = bins
     data["candidates"] = [int(np.flatnonzero(row).max(initial=-1)) + 1 for row in early]
     own = np.where(early[:, None], np.nan_to_num(weights), -1.0).argmax(-1)
     data["ownSink"] = own.tolist()
@@ -310,12 +306,10 @@ def _add_received(
 
 def _add_tokens(data: dict[str, Any], maps: Maps) -> list[str]:
     """Texts of the tokens, as many as fit; says in a sentence how many do not."""
-    length = MOST_TOKENS
-    while True:
+    for length in (MOST_TOKENS >> step for step in range(14)):
         data["tokens"], data["targets"] = ([row[:length] for row in side] for side in (maps.tokens, maps.targets))
-        if len(json_text({"": [data["tokens"], data["targets"]]}).encode()) <= TOKENS_BUDGET or not length:
+        if len(json_text({"": [data["tokens"], data["targets"]]}).encode()) <= TOKENS_BUDGET:
             break
-        length //= 2
     longest = max((len(row) for side in (maps.tokens, maps.targets) for row in side), default=0)
     return [f"The first {length:,} of {longest:,} tokens are written out."] if longest > length else []
 

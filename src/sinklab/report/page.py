@@ -138,15 +138,7 @@ def _flat(value: object, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(value, dict):
         return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]
     if isinstance(value, list):
-        entries = [*map(_entry, value)]
+        entries = [" ".join(map(str, one.values())) if isinstance(one, dict) else str(one) for one in value]
         listed = entries if len(entries) <= MOST_ENTRIES else [entries[0], "…", entries[-1], f"{len(entries):,} in all"]
         return [(prefix or "value", ", ".join(listed))]
     return [(prefix or "value", "–" if value is None else str(value))]
-
-
-def _entry(value: object) -> str:
-    """An entry of a list; of a record its first field, and the others in brackets: ``layers.0.self_attn (layer 0)``."""
-    if not isinstance(value, dict) or not value:
-        return str(value)
-    first, *others = value.items()
-    return str(first[1]) + (f" ({', '.join(f'{name} {field}' for name, field in others)})" if others else "")

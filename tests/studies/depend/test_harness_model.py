@@ -111,13 +111,13 @@ def requests(kind, *arguments):
     return [Instance(request_type=kind, doc={}, arguments=one, idx=number) for number, one in enumerate(arguments)]
 
 
-def test_batches_and_chunks_change_nothing(small):
-    """Rows of different lengths, padded on the left, under an evicting policy."""
+def test_chunks_change_nothing(small):
+    """Rows of different lengths under an evicting policy."""
     policy = {"name": "sink_window", "num_sinks": 2, "window": 6}
     pairs = [("def f(x):\n", " return x"), ("a", " b"), ("one two three four five six", " seven"), ("", "empty context")]
     asked = requests("loglikelihood", *pairs)
-    one = PolicyLM(small, policy, batch_size=1).loglikelihood(asked, disable_tqdm=True)
-    many = PolicyLM(small, policy, batch_size=4, chunk=3).loglikelihood(asked, disable_tqdm=True)
+    one = PolicyLM(small, policy).loglikelihood(asked, disable_tqdm=True)
+    many = PolicyLM(small, policy, chunk=3).loglikelihood(asked, disable_tqdm=True)
     for (left, left_greedy), (right, right_greedy) in zip(one, many, strict=True):
         assert left == pytest.approx(right, abs=1e-4)
         assert left_greedy == right_greedy
@@ -175,6 +175,14 @@ def test_stops_before_the_stop_text(small):
     assert cut == whole[: whole.index(stop)]
 
 
+def alone(model, policy, context, continuation):
+    """The definition: a text from its beginning to its end."""
+    logits = open_reader(model, policy).read(torch.tensor([[*context, *continuation[:-1]]]))[0, len(context) - 1 :].double()
+    targets = torch.tensor(continuation)
+    score = logits.log_softmax(-1).gather(1, targets[:, None]).sum()
+    return float(score), bool((logits.argmax(-1) == targets).all())
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -195,8 +203,8 @@ def test_what_texts_share_is_read_once_and_scores_are_those_of_each_text_alone(s
             choices = [[generator.randrange(2, 250) for _ in range(size)] for size in (1, 3, 10, 10)]  # several to the end
             texts += [(context, choice) for choice in (*choices, [*choices[1], 5])]
     texts += [([7], [8, 9]), (beginnings[0][:12], [9]), texts[0]]
-    lm, read, counted = PolicyLM(small, policy, batch_size=1), CacheReader.read, []
-    slow = [next(iter(lm._score([context], [continuation]))) for context, continuation in texts]
+    read, counted = CacheReader.read, []
+    slow = [alone(small.model, policy, *text) for text in texts]
     monkeypatch.setattr(
         CacheReader,
         "read",

@@ -157,12 +157,11 @@ def _identity(loaded: LoadedModel, *, stored: bool) -> dict[str, object]:
         return identity
     from sinklab.models.loading import hash_weights
     from sinklab.streaming.traits import fingerprint
-    from sinklab.studies.measure.probing import classes_of
 
     identity["weights"] = hash_weights(loaded.model)
     # Of its configuration, which is in no weight: scaled positions, a window.
     identity["fingerprint"] = fingerprint(loaded.model)
-    identity["classes"] = [cls.__qualname__ for cls in classes_of(loaded.model)]
+    identity["operation"] = loaded.operation
     return identity
 
 

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from sinklab.attention.anatomy import uses_returned
 from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.modules import has_all_heads, input_device, placement_of
-from sinklab.attention.operation import Operation
 from sinklab.attention.probe import Probe, named_twice
 from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import HELD, Encoder
@@ -297,13 +296,6 @@ def model_facts(loaded: LoadedModel, session: Session) -> dict[str, object]:
         "off_seam_modules": session.off_seam,
         "tier": session.tier,
     }
-
-
-def classes_of(model: nn.Module) -> list[type]:
-    """Classes of sinklab and of its plug-ins that a model is made of: what numbers of it depend on besides its weights."""
-    parts = {type(value) for module in model.modules() for value in (module, *vars(module).values())}
-    known = {cls for cls in parts if cls.__module__.startswith("sinklab.") or issubclass(cls, Operation)}
-    return sorted(known, key=lambda cls: (cls.__module__, cls.__qualname__))
 
 
 def checks(session: Session, identity: dict[str, int]) -> dict[str, object]:
