@@ -25,8 +25,8 @@ from sinklab.registry import tasks
 from sinklab.results.table import read_run, read_table
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend import harness, lm_eval, measurement
-from sinklab.studies.depend.contenders import make_contenders
 from sinklab.studies.depend.depend import depend
+from sinklab.studies.depend.harness import make_contenders
 
 QUICK = {"window": 70, "sinks": (4,), "items": 3}
 

@@ -15,8 +15,7 @@ from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.registry import policies
 from sinklab.results.table import read_run
 from sinklab.studies.cache.found import Comparison, Difference, PolicyEntry, QuantizedEntry, Size
-from sinklab.studies.export.base import ExportPlan, engines, exported
-from sinklab.studies.export.chosen import checked_engines, plan_of
+from sinklab.studies.export.base import ExportPlan, checked_engines, engines, exported, plan_of
 
 OPTIONS = {
     # tools/server/README.md of llama.cpp at commits 25d5b0c and 00dc805; --flash-attn takes a word since pull request 15434

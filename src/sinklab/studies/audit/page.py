@@ -29,8 +29,19 @@ from sinklab.results.blocks import Bar, Cell, Grid, counted, number, percent
 from sinklab.results.html import html
 from sinklab.results.sections import from_json, sections
 from sinklab.results.table import read_run
-from sinklab.studies.audit.found import AuditFound, Place, SinksFound, condition_name, loss_unit, place_and_token, samples_of
-from sinklab.studies.audit.show import conditions_grid, remarks, section_blocks, sinks_grid
+from sinklab.studies.audit.found import (
+    AuditFound,
+    Place,
+    SinksFound,
+    condition_name,
+    conditions_grid,
+    loss_unit,
+    place_and_token,
+    remarks,
+    samples_of,
+    section_blocks,
+    sinks_grid,
+)
 
 
 @dataclasses.dataclass(frozen=True)

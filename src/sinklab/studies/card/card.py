@@ -14,7 +14,7 @@ from sinklab.results.sections import named, sections
 from sinklab.studies.arguments import command
 
 SHOWN = {
-    "audit": "sinklab.studies.audit.show:show",
+    "audit": "sinklab.studies.audit.found:show",
     "depend": "sinklab.studies.depend.found:show",
     "fold": "sinklab.studies.fold.found:blocks",
     "quantize": "sinklab.studies.quantize.found:show",

@@ -71,8 +71,8 @@ def depend(
     from sinklab.results.sections import to_json
     from sinklab.results.table import append, make_table
     from sinklab.streaming.limits import length_known
-    from sinklab.studies.depend.contenders import make_contenders
     from sinklab.studies.depend.found import TITLE, Found, rows, show
+    from sinklab.studies.depend.harness import make_contenders
     from sinklab.studies.measure.probing import uses_bos
 
     settings = {"sinks": list(sinks), "items": items, "seed": seed, "bos": bos}

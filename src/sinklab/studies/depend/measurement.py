@@ -23,9 +23,8 @@ from sinklab.results.progress import SinklabWarning
 from sinklab.sinks import find_sinks
 from sinklab.streaming.limits import most_slots
 from sinklab.streaming.traits import FixedPositions, read_rotations
-from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.found import SCORES, NoIndex, Outcome, Point, PolicyScore
-from sinklab.studies.depend.harness import Prepared, Scored
+from sinklab.studies.depend.harness import Contenders, Prepared, Scored
 
 Verdict = Literal["yes", "no", "undecided"]
 

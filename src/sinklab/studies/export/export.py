@@ -41,8 +41,7 @@ def export(
     """
     from sinklab.results.file import check_file
     from sinklab.results.table import write_text
-    from sinklab.studies.export.base import exported, show_exports
-    from sinklab.studies.export.chosen import checked_engines, comparison_of, plan_of
+    from sinklab.studies.export.base import checked_engines, comparison_of, exported, plan_of, show_exports
 
     engines = checked_engines(to)
     plan = plan_of(comparison_of(run), policy, quantized)

@@ -7,21 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
-from sinklab.studies.arguments import (
-    SEQ_LEN,
-    Bos,
-    CorpusOfModel,
-    Device,
-    ModelSource,
-    Output,
-    Revision,
-    Samples,
-    Seed,
-    SeqLen,
-    Threshold,
-    TrustRemoteCode,
-    command,
-)
+from sinklab.studies import arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,25 +17,25 @@ if TYPE_CHECKING:
     from sinklab.corpora.samples import Samples as InputSamples
 
 
-@command
+@arguments.command
 def quantize(
-    model: ModelSource,
+    model: arguments.ModelSource,
     *,
     schemes: Sequence[str] = ("w8a8", "w8a16", "w4a16"),
-    corpus: CorpusOfModel = "auto",
-    seq_len: SeqLen = SEQ_LEN,
-    samples: Samples = 64,
+    corpus: arguments.CorpusOfModel = "auto",
+    seq_len: arguments.SeqLen = arguments.SEQ_LEN,
+    samples: arguments.Samples = 64,
     calibration: int = 16,
     inputs: InputSamples | Tensor | Mapping[str, Tensor] | None = None,
     minimal_effect: float = 0.01,
-    threshold: Threshold = 0.3,
+    threshold: arguments.Threshold = 0.3,
     products: Literal["integer", "simulated"] = "integer",
-    seed: Seed = 0,
-    bos: Bos = "auto",
-    device: Device = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    output: Output = Output(),
+    seed: arguments.Seed = 0,
+    bos: arguments.Bos = "auto",
+    device: arguments.Device = "auto",
+    revision: arguments.Revision = None,
+    trust_remote_code: arguments.TrustRemoteCode = False,
+    output: arguments.Output = arguments.Output(),
 ) -> Result:
     """Measure what quantisation costs in loss, which modules cause it and what cures it.
 
