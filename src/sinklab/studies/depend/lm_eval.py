@@ -277,7 +277,8 @@ class PolicyLM(TemplateLM):
         """
         reader = open_reader(self.model, self.policy, chunk=self.chunk)
         parts = sorted((self._part(*text, owner) for owner, text in enumerate(texts)), key=lambda part: part.ids)
-        common, groups, beginnings = [0] * len(parts), iter([part] for part in parts), None
+        common, beginnings = [0] * len(parts), None
+        groups: Iterable[list[_Part]] = ([part] for part in parts)
         if isinstance(reader, CacheReader) and reader.forks:
             common[1:] = [_common(one.ids[:-1], two.ids[:-1]) for one, two in pairwise(parts)]
             groups = _groups(parts, common, [reader.policy.max_held(len(part.ids)) for part in parts])

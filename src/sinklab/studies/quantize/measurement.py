@@ -140,23 +140,22 @@ def _kept(store: Store, identity: Mapping[str, object], name: str, compute: Call
     return losses
 
 
+@dataclasses.dataclass(eq=False)
 class _Examination:
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        calibration: Samples,
-        samples: Samples,
-        request: Request,
-        progress: Progress,
-        kept: Callable[[str, Callable[[], Tensor]], Tensor],
-    ) -> None:
-        self.loaded, self.calibration, self.samples = loaded, calibration, samples
-        self.request, self.progress, self.kept = request, progress, kept
+    loaded: LoadedModel
+    calibration: Samples
+    samples: Samples
+    request: Request
+    progress: Progress
+    kept: Callable[[str, Callable[[], Tensor]], Tensor]
+
+    def __post_init__(self) -> None:
         self.sinks: Sinks | None = None
-        self.twin = Twin(loaded.model, integer=request.integer)
+        self.known: dict[str, Tensor] = {}
+        self.twin = Twin(self.loaded.model, integer=self.request.integer)
         self.variants = [
             (scheme, per_token)
-            for scheme in request.schemes
+            for scheme in self.request.schemes
             for per_token in ((False, True) if scheme.activations != WHOLE_BITS else (False,))
         ]
 
@@ -199,36 +198,17 @@ class _Examination:
         best = best_cure(cures, request.minimal_effect)
         worst = max(spikes.values(), key=lambda spike: spike.ratio)
         found = Found(
-            model=loaded.name,
-            revision=loaded.revision,
-            operation=loaded.operation,
-            corpus=corpus,
-            bos=bos,
-            kind=self.samples.kind,
-            texts=len(self.samples),
-            calibration=len(self.calibration),
-            tokens=self.samples.positions,
-            loss_of=loss_of,
-            minimal_effect=request.minimal_effect,
-            clean_loss=means_over_items(self.clean_means[None])[0],
-            quantized_share=twin.share,
-            float_bytes=sum(site.width * site.outputs for site in twin.sites.values()) * 2,
-            integer_check=check,
-            schemes=schemes,
-            examined=first.name,
-            activation_bits=first.activations,
-            level_of_sites=levels[0],
-            level_of_cures=levels[1],
-            sinks=None if sinks is None else list(sinks),
-            sinks_refused=refused,
-            blocks=blocks,
-            sites=sites,
+            model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus, bos=bos,
+            kind=self.samples.kind, texts=len(self.samples), calibration=len(self.calibration), tokens=self.samples.positions,
+            loss_of=loss_of, minimal_effect=request.minimal_effect, clean_loss=means_over_items(self.clean_means[None])[0],
+            quantized_share=twin.share, float_bytes=sum(site.width * site.outputs for site in twin.sites.values()) * 2,
+            integer_check=check, schemes=schemes, examined=first.name, activation_bits=first.activations,
+            level_of_sites=levels[0], level_of_cures=levels[1], sinks=None if sinks is None else list(sinks),
+            sinks_refused=refused, blocks=blocks, sites=sites,
             largest_spike=channels[worst.site] if worst.large else None,
-            cures=cures,
-            recommended=None if best is None else best.cure,
-            text=self._text(schemes[0], sites, cures, best),
+            cures=cures, recommended=None if best is None else best.cure, text=self._text(schemes[0], sites, cures, best),
             warnings=self._warnings(schemes[0], left),
-        )
+        )  # fmt: skip
         return found, list(rows(found, channels, int(clean.isfinite().sum())))
 
     # --- parts ----------------------------------------------------------------------------------------------------------------
@@ -276,11 +256,10 @@ class _Examination:
         return bases, losses, found
 
     def _losses(self, name: str, treatment: Treatment | None, progress: Callable[[int], None] = lambda done: None) -> Tensor:
-        """Losses of all samples under a treatment of this name."""
-        return self.kept(name, lambda: self.twin.losses(self.samples, treatment, progress))
-
-    def _kept_part(self, names: Sequence[str], batch: int, number: int, compute: Callable[[], Tensor]) -> Tensor:
-        return self.kept(f"{names[number]}, batch {batch}", compute)
+        """Losses of all samples under a treatment of this name, measured once."""
+        if name not in self.known:
+            self.known[name] = self.kept(name, lambda: self.twin.losses(self.samples, treatment, progress))
+        return self.known[name]
 
     def _progressed(self, number: int, done: int) -> None:
         """So many samples are done of one more than ``number`` passes for the schemes."""
@@ -298,16 +277,10 @@ class _Examination:
         else:
             products = "int8 products (torch._int_mm)" if self.request.integer else "simulated in float32"
         return SchemeFound(
-            scheme=scheme.name,
-            per_token=base.per_token,
-            products=products,
-            loss=float(_means(losses).mean()),
-            gap=gap.mean,
-            low=gap.low,
-            high=gap.high,
-            verdict=verdict,
+            scheme=scheme.name, per_token=base.per_token, products=products, loss=float(_means(losses).mean()),
+            gap=gap.mean, low=gap.low, high=gap.high, verdict=verdict,
             weight_bytes=sum(self.twin.weight_bytes(site, scheme.weights) for site in self.twin.sites.values()),
-        )
+        )  # fmt: skip
 
     def _carriers(
         self, base: Treatment, gap: float, channels: Mapping[str, WorstChannel]
@@ -342,9 +315,11 @@ class _Examination:
             shown = stage if taken.start == 0 else f"{stage} that may matter"
             chosen = [treatments[name] for name in open_groups]
             names = [f"{name} alone under {base.scheme.name}, from sample {taken.start}" for name in open_groups]
-            losses = self.twin.losses_of(
-                samples, chosen, functools.partial(self.progress, shown), functools.partial(self._kept_part, names)
-            )
+
+            def keep(batch: int, number: int, compute: Callable[[], Tensor], names: Sequence[str] = names) -> Tensor:
+                return self.kept(f"{names[number]}, batch {batch}", compute)
+
+            losses = self.twin.losses_of(samples, chosen, functools.partial(self.progress, shown), keep)
             for name, part in zip(open_groups, losses, strict=True):
                 gaps[name] = np.concatenate([gaps[name], _means(part) - clean])
             intervals = {name: mean_over_items(gaps[name], level=level) for name in open_groups}
@@ -368,7 +343,9 @@ class _Examination:
         folded = list(self._folded(base))
         level = 1 - (1 - LEVEL) / len(tried + folded)
         for number, (cure, cured) in enumerate([*((cure, None) for cure in tried), *folded]):
-            cured = _means(self._losses(f"{cure.name} under {base.scheme.name}", cure.treatment)) if cured is None else cured
+            if cured is None:  # scales by token were measured among the schemes
+                name = f"{base.scheme.name} by token" if cure.treatment.per_token else f"{cure.name} under {base.scheme.name}"
+                cured = _means(self._losses(name, cure.treatment))
             left, gain = means_over_items(np.stack([cured - self.clean_means, _means(losses) - cured]), level=level)
             share, activations, held = cost_of(self.twin, cure.treatment, _length(self.samples), prefix)
             found.append(
@@ -386,9 +363,7 @@ class _Examination:
             return
         tried = "the sinks folded"
         try:
-            for name, label, model in folded_copies(
-                self.loaded.model, self.calibration, self.sinks, self.loaded.operation
-            ):  # fmt: skip
+            for name, label, model in folded_copies(self.loaded.model, self.calibration, self.sinks, self.loaded.operation):
                 twin = Twin(model, integer=self.request.integer)
                 ranges = twin.ranges(self.calibration)
                 twin.keep(ranges)
@@ -401,17 +376,12 @@ class _Examination:
 
     def _channel(self, spike: Spike, site: Site, sinks: tuple[int, ...] | None) -> WorstChannel:
         """The channel of a site with the widest range; ``sinks`` are positions, ``None`` where they could not be found."""
+        at_sink = None if sinks is None else bool(spike.positions) and set(spike.positions) <= set(sinks)
         return WorstChannel(
-            site=spike.site,
-            layer=site.layer,
-            channel=spike.channel,
-            range_ratio=spike.ratio,
-            spike=spike.large,
-            everywhere=spike.everywhere,
-            positions=list(spike.positions),
-            tokens=[self._position(position) for position in spike.positions],
-            at_sink=None if sinks is None else bool(spike.positions) and set(spike.positions) <= set(sinks),
-        )
+            site=spike.site, layer=site.layer, channel=spike.channel, range_ratio=spike.ratio, spike=spike.large,
+            everywhere=spike.everywhere, positions=list(spike.positions), tokens=list(map(self._position, spike.positions)),
+            at_sink=at_sink,
+        )  # fmt: skip
 
     def _position(self, position: int) -> str:
         """A position in words, with its token where all texts have the same there."""
