@@ -96,7 +96,7 @@ def test_table_and_files(checkpoint, tmp_path):
     assert {path.name for path in out.iterdir()} == {"report.html", "summary.json", "table.parquet", "run.json"}
     card = run("card", out).stdout
     assert first in card
-    assert f"sinklab causes {checkpoint} --sink=0 --texts=10 --seq-len=16 --domains=random_tokens\n" in card
+    assert f"sinklab causes {checkpoint} --sink=0 --corpus=random_tokens --texts=10 --seq-len=16\n" in card
     before = (out / "report.html").read_bytes()
     assert run("report", out).stdout.strip() == str(out / "report.html")
     assert (out / "report.html").read_bytes() == before

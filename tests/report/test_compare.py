@@ -109,20 +109,6 @@ def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> Non
     assert "These audits differ in threshold and seq_len: their rates are not comparable as they stand." in text
 
 
-def test_a_bos_that_one_tokenizer_added_and_the_other_did_not_is_a_difference(folders: list[Path], tmp_path: Path) -> None:
-    """Both were asked for what the tokenizer does: what it did is what compares."""
-    config = read_run(folders[0])["config"] | {"bos": "auto"}
-    audits = [
-        write_audit(
-            tmp_path / name, model=name, summary={"loss": 3.0, "bits_per_byte": 1.25},
-            run={"config": config | {"bos_tokens_per_sample": count}, "token_sha256": f"{count}a" * 32},
-        )
-        for count, name in enumerate("ab")
-    ]  # fmt: skip
-    assert "These audits differ in bos" in Comparison(audits).warning
-    assert list(Comparison(audits).table.loc["setting: bos"]) == ["none", "in front"]
-
-
 def test_numbers_of_two_definitions_are_said_not_to_compare(tmp_path: Path) -> None:
     versions = {"a": (1, 1), "b": (2, 1)}
     audits = [

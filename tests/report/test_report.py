@@ -269,10 +269,6 @@ def test_unsigned_round_trip_with_gaps() -> None:
     assert np.abs(codes[[0, 1, 2, 4]] / 65534 * scale - values[[0, 1, 2, 4]]).max() <= scale / 131068
 
 
-def test_nothing_but_zeros_has_a_scale() -> None:
-    assert pack_unsigned(np.zeros(3))[1] == 1.0
-
-
 @pytest.mark.parametrize("length", [1, 64, MAX_BINS, MAX_BINS + 1, 4096, 100_000])
 def test_bins_cover_every_position_once(length: int) -> None:
     bins = bins_of(length, {777, length - 1})
@@ -281,11 +277,6 @@ def test_bins_cover_every_position_once(length: int) -> None:
     assert all(stop - start == 1 for start, stop in bins[:64])
     if length > 777:
         assert (777, 778) in bins
-
-
-def test_no_positions_have_no_bins() -> None:
-    assert bins_of(0) == []
-    assert pool_positions(np.zeros((2, 0)), []).shape == (2, 0)
 
 
 def test_a_lone_sink_survives_pooling() -> None:
@@ -331,7 +322,3 @@ class TestBudget:
         assert packed is not None
         assert packed[1] == 1
         assert packed[2][0] == 2
-
-    def test_nothing_fits_in_nothing(self) -> None:
-        assert pack_maps(self.weights, self.scores, 10) is None
-        assert pack_maps(self.weights[:0], self.scores[:0], 10**9) is None

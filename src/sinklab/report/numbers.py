@@ -276,15 +276,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     """The rows without intervention and policy: words as categories, integers with ``ABSENT`` for null, NaN for no value."""
     is_null = pyarrow.compute.is_null
     table = table.select([*_WORDS, *_INTEGERS, "value"])
-    table = table.filter(pyarrow.compute.and_(is_null(table["intervention"]), is_null(table["policy"])))
-    columns: dict[str, Any] = {}
-    for name in table.column_names:
-        column = table[name]
-        if name in _WORDS:
-            encoded = column if pa.types.is_dictionary(column.type) else column.cast(pa.string()).dictionary_encode()
-            columns[name] = encoded.to_pandas()
-        elif name in _INTEGERS:
-            columns[name] = column.cast(pa.int64()).fill_null(ABSENT).to_numpy()
-        else:
-            columns[name] = column.cast(pa.float64()).to_numpy()
-    return pd.DataFrame(columns)
+    frame = table.filter(pyarrow.compute.and_(is_null(table["intervention"]), is_null(table["policy"]))).to_pandas()
+    return frame.fillna(dict.fromkeys(_INTEGERS, ABSENT)).astype(
+        {**dict.fromkeys(_WORDS, "category"), **dict.fromkeys(_INTEGERS, np.int64), "value": float}
+    )

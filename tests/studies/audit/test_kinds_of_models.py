@@ -19,7 +19,6 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.models.losses import IGNORED
-from sinklab.models.positions import short_text_warning
 from sinklab.sinks import find_sinks
 from sinklab.studies.audit.compare import Comparison
 from sinklab.studies.audit.page import head_data, read_audit
@@ -237,19 +236,6 @@ def test_the_loss_is_the_models_own(paired, tsv):
     assert (paired.summary["loss_kind"], paired.summary["bits_per_byte"]) == ("target token", None)
 
 
-def test_targets_so_short_that_an_even_share_passes_are_said(paired, tsv):
-    """An even share of the first of T positions, over the queries, is (1 + 1/2 + … + 1/T) / T: above 0.3 up to nine tokens."""
-    loaded = bart()
-    drawn = draw_samples(loaded, resolve_corpus(str(tsv)), seq_len=LENGTH, samples=16, seed=0, bos=True)
-    lengths = drawn.arguments["decoder_attention_mask"].sum(1).tolist()
-    short = sorted(lengths)[1]  # of 16: more than one in ten must be short, as a sink must be seen in so many
-    said = [text for text in paired.summary["warnings"] if "looks at all keys alike" in text]
-    assert [text.split(" gives ")[0] for text in said] == [f"In texts of {short} tokens a head that looks at all keys alike"]
-    for length, warned in ((9, True), (10, False)):
-        halves = draw_samples(loaded, resolve_corpus("random_tokens"), seq_len=length, samples=2, seed=0, bos=True)
-        assert bool(short_text_warning(loaded.model, halves, 0.3)) == warned
-
-
 def test_three_kinds_of_attention_are_reported_apart(paired, capsys):
     """Planted: half of the heads of cross-attention at the end of a source, wherever that is; nothing in the encoder."""
     encoder, _, cross = parts = paired.summary["parts"]
@@ -328,14 +314,6 @@ def test_a_pair_that_is_none_is_named_by_its_line(tmp_path, name, content, says)
     with pytest.raises(InputError, match=says) as caught:
         resolve_corpus(str(tmp_path / name))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("names", ["source,target", "source, target", '"source","target"', "Source,TARGET"])
-def test_a_row_of_names_is_no_pair(tmp_path, names):
-    (tmp_path / "a.csv").write_text(f"{names}\nd e,f\n")
-    (tmp_path / "a.tsv").write_text(f"{names.replace(',', chr(9)).replace(chr(34), '')}\nd e\tf\n")
-    for name in ("a.csv", "a.tsv"):
-        assert list(resolve_corpus(str(tmp_path / name)).pairs(0)) == [("d e", "f")]
 
 
 def test_what_cannot_be_read_is_refused_in_one_line(tsv, checkpoint):

@@ -72,7 +72,6 @@ def test_a_length_that_pictures_do_not_have_is_refused(audited):
     for command in commands:
         with pytest.raises(ConfigurationError, match=said):
             command(samples=4, seq_len=128)
-    # The line of a card names the length that they have.
     assert len(measure(loaded, probes=["sink_rate"], samples=2, seq_len=50).table)
 
 

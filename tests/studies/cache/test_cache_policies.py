@@ -127,18 +127,6 @@ def test_settings_that_were_given_hold_and_the_rest_makes_the_size():
     assert left_out == []  # a size that was given is compared at that one, if it is among them
 
 
-def test_a_size_that_was_given_and_is_none_of_the_windows_is_said_to_be_that():
-    names, left_out = checked_names(["sink_window:window=40", "blocks:block=8"]), []
-    assert list(plan_policies(names, [32, 64], (0, 1), left_out)) == []
-    assert left_out[0].reason == (
-        "sink_window:window=40 holds 44 tokens before the query, and policies are compared at equal sizes, which are "
-        "32 and 64; give 44 among `windows`, or leave its size open"
-    )
-    assert left_out[1].reason.startswith("blocks:block=8 holds 19 tokens ")
-    (plan,) = plan_policies(names[:1], [32, 44], (0, 1), left_out := [])
-    assert (plan[0].describe(), plan[1], left_out) == ("4+40", 44, [])
-
-
 # --- a small model -----------------------------------------------------------------------------------------------------------
 
 SMALL = {"corpus": "random_tokens", "tokens": 120, "documents": 3, "windows": [16, 32], "sinks": (0, 1, 4)}

@@ -183,15 +183,6 @@ def test_the_recommended_policy_has_the_positions_that_were_measured(measured, k
     assert chosen.found[0].startswith("Measured: 2.000 nats per token")
 
 
-@pytest.mark.parametrize("name", ["window", "sink_window"])
-def test_a_recommended_window_without_sinks_is_the_row_that_was_measured(name):
-    """Which has the name of ``sink_window`` where ``--policies`` named that alone."""
-    settings = {"name": name, "window": 12, "positions": "in_cache"} | ({"num_sinks": 0} if name == "sink_window" else {})
-    chosen = plan_of(comparison(row(settings), num_sinks=0))
-    assert chosen.policy == policies.make(settings)
-    assert chosen.found[0].startswith("Measured: 2.000 nats per token")
-
-
 @pytest.mark.parametrize(("num_sinks", "known"), [(0, False), (1, True), (4, True)])
 def test_what_integers_cost_is_said_where_the_policy_keeps_what_was_whole(num_sinks, known):
     """They were measured with the sink at position 0 in full precision; a window without sinks lets it go."""

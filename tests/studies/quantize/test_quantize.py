@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from tests.architectures.zoo import model_of
-from tests.conftest import make_sinklm
 from tests.models.adapted import with_adapters
 from tests.studies.quantize.planted import TOKENS, bigram, rows
 from transformers import (
@@ -396,27 +395,6 @@ def test_a_cost_of_few_texts_is_seen_where_the_sentence_says_so(texts, least, mo
     assert least <= missed <= most
 
 
-def test_a_loss_above_that_of_a_guess_is_said():
-    torch.manual_seed(0)
-    model = make_sinklm(vocab_size=TOKENS)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(100)  # sure of what it has not learned
-    said = quantize(wrap_model(model), inputs=rows(8), calibration=2, schemes=["w8a16"]).summary["warnings"][0]
-    assert f" is above that of a guess among all {TOKENS} tokens" in said
-
-
-def test_a_gap_in_the_noise_is_not_one():
-    torch.manual_seed(0)
-    model = wrap_model(make_sinklm(vocab_size=TOKENS))
-    summary = quantize(model, inputs=rows(12), calibration=4, schemes=["w3a8"], minimal_effect=0.0).summary
-    (entry, _) = summary["schemes"]
-    if entry["verdict"] == "not measurable":
-        assert entry["low"] <= 0 < entry["high"]
-        assert summary["text"] == "What W3A8 costs is not measurable on 8 samples."
-        assert summary["sites"] == []
-    assert entry["verdict"] == judged(Interval(entry["gap"], entry["low"], entry["high"]), 0.0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_share_counts_tied_weights_once(dtype):
     config = bigram().model.config.to_dict() | {"tie_word_embeddings": True}
@@ -601,12 +579,3 @@ def test_pictures_without_classes_are_measured_on_the_models_own_answers():
 def test_options_out_of_range(options, message):
     with pytest.raises(ConfigurationError, match=message):
         quantize(bigram(), inputs=rows(12), **{"calibration": 4, **options})
-
-
-@pytest.mark.parametrize("long", [False, True])
-def test_texts_past_the_trained_length_are_said(long):
-    loaded, length = bigram(), rows(1).tokens.shape[1]
-    loaded.model.config.max_position_embeddings = length - long
-    said = quantize(loaded, inputs=rows(16), calibration=CALIBRATION, schemes=["w8a16"]).summary["warnings"]
-    past = f"The samples have {length} tokens and the model was made for {length - 1}: past that length"
-    assert any(past in warning for warning in said) == long

@@ -230,18 +230,11 @@ class _Measuring:
                 session, sinks[part] = self._look_again(probes, sinks[part], part, drawn)
                 tables.append(self._table(session, source, bos))
         condition = Measured(
-            source.label,
-            bos,
-            probed.loss,
-            probed.losses,
-            tables[0],
-            drawn.sha256,
-            samples=len(drawn),
-            sinks=sinks,
+            source.label, bos, probed.loss, probed.losses, tables[0], drawn.sha256, samples=len(drawn), sinks=sinks,
             candidates={part: finder.candidates_by_module for part, finder in finders.items()},
             windowed={part: finder.windowed() for part, finder in finders.items()},
             longest={part: finder.longest_sample for part, finder in finders.items()},
-        )
+        )  # fmt: skip
         return _Pass(condition, tables, probed.session, probes)
 
     def measure_main(

@@ -97,33 +97,16 @@ def summarize(
         else "",
     )
     found = AuditFound(
-        **first,
-        summary_version=SUMMARY_VERSION,
-        model=loaded.name,
-        revision=loaded.revision,
-        operation=loaded.operation,
-        loss=main.loss,
-        loss_kind=kind,
-        loss_definition=_loss_definition(loaded, kind, seed),
-        bits_per_byte=bits,
-        front_worth=_front_worth(conditions),
-        warnings=[warning for warning in warnings if warning],
-        samples_definition=samples.definition,
-        normalized=normalized,
-        corpus=main.corpus,
-        bos=int(main.bos),
-        bos_name=loaded.encoder.bos_name or "",
-        kind=samples.kind,
+        **first, summary_version=SUMMARY_VERSION, model=loaded.name, revision=loaded.revision, operation=loaded.operation,
+        loss=main.loss, loss_kind=kind, loss_definition=_loss_definition(loaded, kind, seed), bits_per_byte=bits,
+        front_worth=_front_worth(conditions), warnings=[warning for warning in warnings if warning],
+        samples_definition=samples.definition, normalized=normalized, corpus=main.corpus, bos=int(main.bos),
+        bos_name=loaded.encoder.bos_name or "", kind=samples.kind, samples=len(samples), threshold=threshold,
         seq_len=next(iter(main.sinks.values())).seq_len if samples.tokens is None else samples.tokens.shape[1],
-        samples=len(samples),
-        threshold=threshold,
-        off_seam_modules=off_seam,
-        layers_without_attention=layers_without_attention(loaded.model.config),
-        tier=tier,
-        not_measured=dict(missing or {}),
-        parts=parts if parts[0].part else [],
+        off_seam_modules=off_seam, layers_without_attention=layers_without_attention(loaded.model.config),
+        tier=tier, not_measured=dict(missing or {}), parts=parts if parts[0].part else [],
         notes=list(_notes(loaded, normalized, tier)),
-    )
+    )  # fmt: skip
     both = f"{found.finding} {worth_words(found)}"
     return dataclasses.replace(found, finding=both) if worth_words(found) and len(both) <= LONGEST_FINDING else found
 
@@ -132,26 +115,19 @@ def _found(part: Part, conditions: Sequence[Measured], threshold: float, group_s
     """What was found of a part of an encoder–decoder, or of all self-attention."""
     main, sinks = conditions[0], conditions[0].sinks[part]
     table, strongest = _of_part(main.table, part), sinks.main
+    windowed, modules = main.windowed[part]
     found = SinksFound(
-        part=part,
-        sink_layers=_layers(sinks),
-        grouped=_grouped(sinks, group_size, main.samples),
-        sinks=from_json(Places, sinks.to_dict(), "sinks"),
-        sink_rate_gu2024=float(_rates(table)[0]),
+        part=part, sink_layers=_layers(sinks), grouped=_grouped(sinks, group_size, main.samples),
+        sinks=from_json(Places, sinks.to_dict(), "sinks"), sink_rate_gu2024=float(_rates(table)[0]),
         candidate_positions=max(main.candidates[part].values(), default=0),
-        candidates_by_module=dict(main.candidates[part]),
-        windowed_modules=main.windowed[part][0],
-        num_modules=main.windowed[part][1],
-        longest_sample=main.longest[part],
+        candidates_by_module=dict(main.candidates[part]), windowed_modules=windowed, num_modules=modules,
+        longest_sample=main.longest[part], sink_heads=(strongest.sinking or 0) if strongest else 0,
         sink_role="null score" if strongest is not None and strongest.kind == "null" else sinks.describe(),
-        sink_heads=(strongest.sinking or 0) if strongest else 0,
-        sink_heads_by_weight=sinks.heads_by_weight,
-        num_heads=len(sinks.heads),
+        sink_heads_by_weight=sinks.heads_by_weight, num_heads=len(sinks.heads),
         first_token_mean_weight=_mean(table, "attention_received", "mean_weight", 0),
-        null_mass=_mean(table, "null_mass", "null_mass"),
-        definitions=_definitions(table),
+        null_mass=_mean(table, "null_mass", "null_mass"), definitions=_definitions(table),
         conditions=[_condition(condition, part) for condition in conditions],
-    )
+    )  # fmt: skip
     return dataclasses.replace(found, finding=finding(found, threshold))
 
 
@@ -254,13 +230,7 @@ def _condition(condition: Measured, part: Part) -> Condition:
     # Under a window that is short for the samples no position is seen by half of the queries.
     seen = rates[rates.index < max(condition.candidates[part].values(), default=0)]
     return Condition(
-        corpus=condition.corpus,
-        bos=int(condition.bos),
-        samples=condition.samples,
-        loss=condition.loss,
-        sink=sinks.describe(),
-        sink_rate=sinks.main.rate if sinks.main else None,
-        sink_rate_gu2024=float(rates[0]),
-        top_position=None if seen.empty else int(seen.idxmax()),
-        top_rate=None if seen.empty else float(seen.max()),
-    )
+        corpus=condition.corpus, bos=int(condition.bos), samples=condition.samples, loss=condition.loss,
+        sink=sinks.describe(), sink_rate=sinks.main.rate if sinks.main else None, sink_rate_gu2024=float(rates[0]),
+        top_position=None if seen.empty else int(seen.idxmax()), top_rate=None if seen.empty else float(seen.max()),
+    )  # fmt: skip

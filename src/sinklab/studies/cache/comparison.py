@@ -304,26 +304,15 @@ def _policy_entry(
     """What is reported of a policy."""
     policy, loss, size = entry.policy, estimate(part), entry.budget
     return PolicyEntry(
-        policy=policy.name,
-        label=label(policy),
-        num_sinks=_num_sinks(policy),
-        window=getattr(policy, "window", None),
-        held=policy.max_held(entry.losses.shape[1] + 1),
-        budget=size,
-        settings=policy_registry.settings(policy),
-        loss=loss.mean,
-        loss_low=loss.low,
-        loss_high=loss.high,
-        scored_tokens=count,
+        policy=policy.name, label=label(policy), num_sinks=_num_sinks(policy), window=getattr(policy, "window", None),
+        held=policy.max_held(entry.losses.shape[1] + 1), budget=size, settings=policy_registry.settings(policy),
+        loss=loss.mean, loss_low=loss.low, loss_high=loss.high, scored_tokens=count,
         against_window=_difference(part, references.by_sinks.get(size or -1, {}).get(0)),
         against_recompute=_difference(part, references.recompute.get(size)),
         against_full=_difference(part, references.full),
-        decoded_tokens=speed.steps,
-        tokens_per_second=speed.tokens_per_second,
-        bytes_held=speed.bytes_held,
-        loss_by_position=curve.means,
-        loss_errors=curve.errors,
-    )
+        decoded_tokens=speed.steps, tokens_per_second=speed.tokens_per_second, bytes_held=speed.bytes_held,
+        loss_by_position=curve.means, loss_errors=curve.errors,
+    )  # fmt: skip
 
 
 def _difference(part: Tensor, other: Tensor | None) -> Difference | None:
