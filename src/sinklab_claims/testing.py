@@ -97,7 +97,7 @@ def _on_checkpoint(check: Checks, claim: Claim, produced: set[str] | None) -> No
     if how is None:
         return
     labels = [variant.label for variant in claim.variants]
-    if how.measure is None:
+    if how.measure is None and labels:
         check.require(how.label in labels, "checkpoint", f"a label of {', '.join(labels)}", how.label)
     parts = (*(how.parts or claim.parts), *(claim.presupposes if how.presupposes is None else how.presupposes))
     for part in parts:

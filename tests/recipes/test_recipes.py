@@ -131,14 +131,6 @@ def test_the_record_of_a_run_or_a_written_configuration(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"kind": "pretrain", "config": config.model_dump(mode="json")}))
     assert resolve_recipe(str(tmp_path / "run.json")) == config
     assert resolve_recipe(str(tmp_path)) == config
-    older = config.model_dump(mode="json")
-    older["data"]["packing"], older["watch"]["bos"] = "stream", None  # what a former version had by default
-    (tmp_path / "run.json").write_text(json.dumps({"kind": "pretrain", "config": older}))
-    assert resolve_recipe(str(tmp_path)) == config
-    older["data"]["packing"] = "isolated"
-    (tmp_path / "run.json").write_text(json.dumps({"kind": "pretrain", "config": older}))
-    with pytest.raises(ConfigurationError, match=r"there is no field 'data\.packing'"):
-        resolve_recipe(str(tmp_path))
     (tmp_path / "mine.yaml").write_text("name: mine\nmodel:\n  window: 8\noptimizer: {betas: [0.8, 0.9]}\n")
     assert resolve_recipe(str(tmp_path / "mine.yaml")).optimizer.betas == (0.8, 0.9)
     (tmp_path / "mine.yaml").write_text("model: {windw: 8}\n")

@@ -7,9 +7,9 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import Field, model_validator
@@ -157,14 +157,6 @@ class WatchConfig(Section):
     window: int = Field(32, ge=1, description="window of the loss with and without the sink beyond it")
 
 
-RETIRED: Mapping[str, Mapping[str, object]] = {
-    "data": {"packing": "stream"},
-    "optimizer": {"muon_learning_rate": 0.02},
-    "watch": {"bos": None},
-}
-"""Fields of former versions and what they were by default, which is what now always is."""
-
-
 class PretrainingConfig(Section):
     """One controlled pre-training run."""
 
@@ -175,17 +167,6 @@ class PretrainingConfig(Section):
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     watch: WatchConfig = Field(default_factory=WatchConfig)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_retired(cls, fields: Any) -> Any:
-        """Of a configuration that an earlier version has written, without what it has at the value that stayed."""
-        for part, retired in RETIRED.items():
-            given = fields.get(part)
-            if isinstance(given, Mapping):
-                kept = {name: value for name, value in given.items() if name not in retired or value != retired[name]}
-                fields = {**fields, part: kept}
-        return fields
 
     @model_validator(mode="after")
     def _check(self) -> PretrainingConfig:
