@@ -188,7 +188,6 @@ def alone(model, policy, context, continuation):
     [
         {"name": "full"}, {"name": "window", "window": 24}, {"name": "window", "window": 1},
         {"name": "sink_window", "num_sinks": 4, "window": 20}, {"name": "recompute", "window": 24},
-        {"name": "recompute", "window": 24, "every": 7},
     ],
 )  # fmt: skip
 def test_what_texts_share_is_read_once_and_scores_are_those_of_each_text_alone(small, policy, monkeypatch):

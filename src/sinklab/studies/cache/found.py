@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sinklab.results.blocks import Block, Cell, Curves, Facts, Grid, Say, counted, interval, names, number
 from sinklab.results.intervals import LEAST_PARTS, rare_cost
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
-from sinklab.studies.cache import SECTION
 
 INTEGER_MARGIN = 0.02
 """Nats per token by which integers may change the loss at most (the whole interval) before they are taken; as of sinks."""
@@ -274,7 +272,7 @@ def _curves(found: Comparison) -> dict[str, PolicyEntry]:
     lines = {} if chosen is None else {chosen.label: chosen}
     for kind, title in (("recompute", "window computed anew"), ("window", "window"), ("full", "dense")):
         of_kind = [entry for entry in found.policies if _kind(entry) == kind and entry.budget in (budget, None)]
-        of_kind.sort(key=lambda entry: (entry.settings.get("positions") == "original", entry.settings.get("every", 1)))
+        of_kind.sort(key=lambda entry: entry.settings.get("positions") == "original")
         if of_kind:
             lines[title] = of_kind[0]
     return lines
@@ -349,10 +347,3 @@ def must_stay_whole(entries: list[QuantizedEntry], kind: str) -> str:
         return f"{kind}: no token must stay in full precision; {change}."
     places = f"position{'s' if len(fewest.positions) > 1 else ''} {names(list(map(str, fewest.positions)))}"
     return f"{kind}: keep {places} ({fewest.whole}) in full precision; {change}."
-
-
-def write_page(folder: Path) -> Path:
-    """``folder/report.html`` of a run of ``sinklab cache``, from its ``summary.json`` and ``run.json``."""
-    from sinklab.report.page import write_blocks_page
-
-    return write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks)

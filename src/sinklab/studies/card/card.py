@@ -16,7 +16,7 @@ from sinklab.studies.arguments import command
 SHOWN = {
     "audit": "sinklab.studies.audit.found:show",
     "depend": "sinklab.studies.depend.found:show",
-    "fold": "sinklab.studies.fold.found:blocks",
+    "fold": "sinklab.studies.fold.found:show",
     "quantize": "sinklab.studies.quantize.found:show",
 }
 """What gives the blocks of a summary; of the others their section does."""

@@ -82,10 +82,11 @@ def fold_sinks(
     from sinklab.corpora.samples import Samples as Shown
     from sinklab.models.attach import save_model
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
+    from sinklab.report.page import write_blocks_page
     from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
-    from sinklab.studies.fold.found import blocks, fold_rows, write_page
+    from sinklab.studies.fold.found import LEAD, TITLE, fold_rows, show
     from sinklab.studies.fold.measurement import constants_of, fold, require_foldable
     from sinklab.studies.measure.probing import require_length, require_one_place, uses_bos
     from sinklab.studies.origin.measurement import birth_neurons
@@ -144,8 +145,8 @@ def fold_sinks(
         result = run.finish(
             summary={**facts, **constants, "sinks": sinks.to_dict(), **to_json(found)},
             table=make_table(fold_rows(found, len(judged)), run_id=run.id, seed=seed, **facts, **constants),
-            show=blocks,
-            page=write_page,
+            show=show,
+            page=lambda folder: write_blocks_page(folder, TITLE, LEAD, show),
             files=files,
             loaded=made,
             config={"corpus": text.label},

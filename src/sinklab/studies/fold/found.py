@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any
 
 from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap, Say, counted, interval, number
@@ -147,8 +146,9 @@ LEAD = (
 )
 
 
-def show(found: Folding) -> Iterator[Block]:
+def show(summary: Mapping[str, Any]) -> Iterator[Block]:
     """The finding, what stands in the place of the sinks and its loss, and the heads."""
+    found = from_json(Folding, summary, "summary.json")
     yield Say(found.text)
     if not found.heads:
         for note in found.notes:
@@ -210,15 +210,3 @@ def show(found: Folding) -> Iterator[Block]:
         "Weight: on the sinks, over the queries that see them; error: mean distance of the weight on nothing from it. Spread: "
         "root mean square distance of single samples' values from the constant one, as a share of its norm.", small=True,
     )  # fmt: skip
-
-
-def blocks(summary: Mapping[str, Any]) -> Iterator[Block]:
-    """The blocks of a summary."""
-    return show(from_json(Folding, summary, "summary.json"))
-
-
-def write_page(folder: Path) -> Path:
-    """``folder/report.html`` of a run of ``sinklab fold``, from its ``summary.json`` and ``run.json``."""
-    from sinklab.report.page import write_blocks_page
-
-    return write_blocks_page(folder, TITLE, LEAD, blocks)
