@@ -120,20 +120,15 @@ class Grouped:
 
 @dataclass(frozen=True, kw_only=True)
 class SinksFound:
-    """The sinks of a model, or of a part of an encoder–decoder.
+    """The sinks of a model, or of a part of an encoder–decoder; conditions have the main one first.
 
     Attributes:
         sink_rate_gu2024: percent of heads and samples that sink at position 0 (Gu et al. 2024, arXiv 2410.10781).
         candidate_positions: positions up to the last one that half of the queries see; by attention module too.
         windowed_modules: attention modules in which fewer than half of the queries see position 0, of ``num_modules``.
         longest_sample: tokens of the longest sample in which half of the queries see it in each of these.
-        sink_heads: heads that sink at the strongest sink, of ``num_heads``.
-        sink_heads_by_weight: heads that give some position more than the threshold by weight.
-        null_mass: mean mass that goes to no key.
+        sink_heads: heads that sink at the strongest sink; ``sink_heads_by_weight`` give some position more than the threshold.
         definitions: the sink rate under each published definition, by metric.
-        conditions: the main one first.
-        finding: one sentence.
-        part: of an encoder–decoder; empty for other models.
         sink_layers: those in which heads sink at the strongest sink at least half as often as in the layer where most do.
         grouped: of a model with fewer key–value heads than heads.
     """
@@ -186,10 +181,8 @@ class AuditFound(SinksFound):
     Attributes:
         kind: what a sample is: text, pairs, image or audio.
         bos_name: what samples may begin with, ``BOS`` or ``[CLS] and [SEP]``; empty where there is no such thing.
-        loss_definition: what the loss is taken of, in words.
         normalized: whether rows of weights sum to one.
         tier: where the weights come from, if not from the attention interface; ``not_measured`` are the probes that it lacks.
-        parts: of an encoder–decoder.
         status: ``stopped`` where an interruption has ended it after the main condition.
     """
 

@@ -106,11 +106,7 @@ class PolicyEntry:
 class QuantizedEntry:
     """One cache of integers, against the same cache in the model's dtype.
 
-    Attributes:
-        quantized: ``int8`` or ``int4``.
-        whole, positions: what stays in full precision, in words and by position.
-        window: tokens held besides; ``None`` where all are.
-        tokens: of a text.
+    ``whole`` says what stays in full precision, and ``positions`` where; ``window`` tokens are held besides, of all ``None``.
     """
 
     quantized: str
@@ -126,12 +122,7 @@ class QuantizedEntry:
 class Comparison:
     """``summary.json`` of ``sinklab cache``, and the entry ``cache`` of that of an audit.
 
-    Attributes:
-        scored_from: position of the first token that is scored.
-        positions: first token and end of every point of the curves.
-        sinks_needed: ``yes``, ``no`` or ``undecided``; ``None`` where it was not asked.
-        recommendation: the finding in a sentence.
-        notes: what to know of it.
+    Tokens are scored from ``scored_from`` on; ``positions`` are first token and end of every point of the curves.
     """
 
     summary_version: int

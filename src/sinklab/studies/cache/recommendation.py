@@ -23,16 +23,13 @@ Needed = Literal["yes", "no", "undecided"]
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-    """What to use, and what it costs.
+    """What to use, ``num_sinks`` first tokens and a window, and what that rests on.
 
     Attributes:
         needed: whether sinks are: ``yes`` if the best number of first tokens improves on none by more than the margin with 95 %
             confidence, ``no`` if with that confidence it does not, and otherwise ``undecided``.
-        num_sinks, window: sizes of the policy to use, ``sink_window``; 0 sinks are a plain window.
         loss: of what to use, in nats per token.
         gain: what it gains against a window of the same total size; of a plain window, what the best number of sinks would.
-        sentence: the finding.
-        notes: what it rests on where that is not enough, and what it cannot show, a sentence each.
     """
 
     needed: Needed

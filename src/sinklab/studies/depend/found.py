@@ -36,13 +36,9 @@ SINK_DEPENDENCE = Metric(
 
 @dataclasses.dataclass(frozen=True)
 class PolicyScore:
-    """A policy on one task.
+    """A policy on one task: the mean over the items that count, and its paired difference from the window without sinks.
 
-    Attributes:
-        score: mean over the items that count; ``None`` of a policy that was not run.
-        difference: from the window without sinks, paired by items; ``None`` of that window itself.
-        all_documents: mean over all documents, those that do not fill the cache included.
-        refused: why it was not run.
+    ``all_documents`` is the mean over all, those that do not fill the cache included; ``refused`` says why it was not run.
     """
 
     policy: str
@@ -71,18 +67,14 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One task.
+    """One task; places on its ``axis`` are distances to the fact or tokens of context before the answer.
 
     Attributes:
-        metric: name of the score; unit: of it.
-        axis: what places are: ``distance`` to the fact, ``context`` before the answer; ``None`` where there are none.
         documents: all that were read.
         items: independent ones among those that count: the cache is full, and both windows hold the fact.
-        with_sinks, without: the two policies that are compared; both hold ``window`` tokens.
+        with_sinks, without: the two policies that are compared; both hold ``window`` tokens. ``difference`` is theirs.
         verdict: yes, no or undecided; ``sentence`` says it of the task, and ``reason`` why.
-        difference: of the two.
         dependence: the share of the score above chance that goes with the sink.
-        curves: by policy.
     """
 
     task: str

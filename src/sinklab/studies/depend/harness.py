@@ -30,14 +30,11 @@ from sinklab.tasks.base import Document, Task
 
 @dataclasses.dataclass(frozen=True)
 class Contenders:
-    """Policies by the name under which they are reported.
+    """Policies by the name under which they are reported, in the order in which they are shown.
 
-    Attributes:
-        policies: all of them, in the order in which they are shown.
-        without, with_sinks: the two whose difference is judged; both hold the same number of tokens.
-        floor: the one that keeps only the token before the query.
-        budget: tokens before the query that the first two hold.
-        num_sinks: how many of them are sinks.
+    ``without`` and ``with_sinks`` are the two whose difference is judged: both hold ``budget`` tokens before the query, of
+    which
+    ``num_sinks`` are sinks. ``floor`` keeps only the token before the query.
     """
 
     policies: dict[str, Policy]
@@ -68,16 +65,12 @@ class Prepared:
     """A task that is ready to be read, and can be: every one is made before anything is read.
 
     Attributes:
-        label: what the task is called in the summary.
-        own: of ours the task; ``None`` of one of the harness.
-        tasks: what :func:`lm_eval.evaluate` takes.
+        own: of ours the task; ``None`` of one of the harness. ``tasks`` is what :func:`lm_eval.evaluate` takes.
         items: documents that it is to read, ``None`` for all that there are.
         item, place: of every document, in the order of their scores.
         counted: indices of those that can tell sinks from none: something is evicted, and both windows hold the fact.
         choices: of those, how many answers are chosen among.
-        texts: ids of documents in which sinks are looked for; of ours alone.
-        scored: how many at their end are scored.
-        sha256: hash of all texts.
+        texts: ids of documents in which sinks are looked for, of ours alone; ``scored`` at their end are scored.
     """
 
     label: str
@@ -240,13 +233,9 @@ def _quiet() -> Iterator[None]:
 
 @dataclasses.dataclass(eq=False)
 class Scored:
-    """All scores of one task.
+    """All scores of one task: by the name of a policy one number for each document, and what stood in front.
 
-    Attributes:
-        scores: by the name of a policy, one number for each document.
-        refused: policies that the model cannot be read under, with the reason.
-        bos: by policy, what stood in front.
-        metric, filter: of the harness, that the scores are of.
+    ``refused`` are policies that the model cannot be read under, with the reason; ``metric`` and ``filter`` are the harness's.
     """
 
     scores: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)

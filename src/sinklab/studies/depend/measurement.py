@@ -31,14 +31,14 @@ Verdict = Literal["yes", "no", "undecided"]
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """Whether a score depends on the sink tokens.
+    """Whether a score depends on the sink tokens, and why, in words that follow "because".
 
     Attributes:
-        verdict: of a score that is above chance. ``yes``: the interval of the difference lies above the minimal effect. ``no``:
-            it lies between minus and plus the minimal effect, and the score uses its context. ``undecided``: anything else, and
-            a score at chance: what falls from there to below it is no knowledge that a sink could carry.
+    verdict: ``yes``: the interval of the difference lies above the minimal effect. ``no``: it lies between minus and plus
+    the
+            minimal effect, and the score uses its context. ``undecided``: anything else, and a score at chance: what falls from
+            there to below it is no knowledge that a sink could carry.
         difference: score with sinks less score without, at the same number of tokens held, over paired items.
-        reason: why, in words that follow "because".
     """
 
     verdict: Verdict

@@ -39,14 +39,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """A policy to be written for engines, and what was measured of it.
+    """A bounded policy to be written for engines, and in ``found`` what was measured of it, for the head of a file.
 
-    Attributes:
-        model: its name, as the comparison had it.
-        bos: whether the texts of the comparison began with BOS.
-        policy: the policy itself, which holds a bounded number of tokens.
-        quantized: ``int8`` or ``int4`` for a cache of integers, else ``None``.
-        found: sentences on what was measured, for the head of a file.
+    ``bos`` says whether the texts of the comparison began with BOS; ``quantized`` is ``int8`` or ``int4`` for a cache of
+    integers.
     """
 
     model: str

@@ -91,15 +91,12 @@ class Folding:
     """``summary.json`` of ``sinklab fold`` besides what the model is.
 
     Attributes:
-        text: the finding.
         positions: that are folded; empty where there is nothing to fold.
         calibration, samples, seq_len: texts that the constants are made of, others that they are judged on, and their length.
-        loss: of the model as it is on the latter.
-        margin: change of the loss in nats up to which a fold is taken.
+        loss: of the model as it is on the latter; ``margin`` in nats up to which a fold is taken.
         left_alone: layers with a sink whose heads are not folded, with the reason.
         places: token behind which each stretch of the losses begins; ``curves``: of each form the mean loss there.
         largest: largest input of a linear map as it is, folded, and with neurons silenced.
-        notes: sinks that are not folded, and what else limits the result.
     """
 
     text: str

@@ -107,11 +107,9 @@ class SiteFound(WorstChannel):
 class CureFound:
     """A cure: the gap that it leaves and what it gains, in nats, and what it keeps whole.
 
-    Attributes:
-        share_whole: of the multiplications in the linear maps, how many are of whole numbers, in [0, 1].
-        activations_whole: of the numbers that the scheme alone puts on grids, how many stay whole, in [0, 1].
-        extra_bytes: held besides the codes.
-        positions: tokens whose activations stay whole.
+    ``share_whole`` is of the multiplications in linear maps and ``activations_whole`` of the numbers that the scheme alone
+    puts on
+    grids, in [0, 1]; ``extra_bytes`` are held besides the codes. Activations stay whole at ``positions``.
     """
 
     cure: str
@@ -129,16 +127,13 @@ class Found:
     """``summary.json`` of ``sinklab quantize``; blocks, sites and cures are there where the first scheme has a gap.
 
     Attributes:
-        kind: of the samples: text, pairs, image or audio; ``texts`` counts them.
         loss_of: what is predicted; ``clean_loss`` of the unquantised model.
         quantized_share, float_bytes: share of all parameters that is quantised; bytes of these weights in 16 bits.
         integer_check: largest difference of integer products from simulated ones over its bound; ``None`` without any.
-        examined, activation_bits: the scheme that sites and cures are about.
-        blocks, sites: alone on grids; sites of those blocks that carry a tenth of the gap, or may.
+    blocks, sites: alone on grids under the scheme ``examined``; sites of those blocks that carry a tenth of the gap, or
+    may.
         level_of_sites, level_of_cures: of the single intervals, so that all hold together with 95 %.
         sinks: positions of the sinks on the calibration samples; ``None`` with ``sinks_refused`` where they are not known.
-        recommended: name of a cure.
-        text: what was found, in a sentence.
     """
 
     summary_version: int = SUMMARY_VERSION
