@@ -205,9 +205,7 @@ def test_table_and_files_of_trigger(tmp_path):
     ]
     text = " ".join(result.stdout.split())
     assert "relu:uncounted=0 was not trained: every choice of maps is off by 0.0333 or more." in text
-    assert (
-        "none is divided by i - 1 of i visible keys, so that no mean over i - 1 tokens comes out (--anyway trains it)" in text
-    )
+    assert "none is divided by i - 1 of i visible keys, so that no mean over i - 1 tokens comes out" in text
     assert result.stderr == ""
     table = read_table(out / "table.parquet")
     assert set(table["operation"]) == {"softmax", "softmax_plus_one"}
@@ -240,13 +238,6 @@ def test_json_is_the_runs():
     layer, head = first["strongest_head"]
     assert first["bos_weight_mean"] == by_head[layer][head] == max(max(row) for row in by_head)
     assert first["bos_weight_min"] == first["head_bos_weight_min"][layer][head]
-
-
-def test_anyway_trains_what_cannot_be():
-    (entry,) = json.loads(run("trigger", "--operation", "sigmoid", "--anyway", "--cap", 2, "--seeds", 0, "--json").stdout)[
-        "runs"
-    ]
-    assert (entry["operation"], entry["outcome"], entry["bos_weight_bound"]) == ("sigmoid", "cap", None)
 
 
 GIVEN = {"cache": CACHE, "causes": CAUSES}

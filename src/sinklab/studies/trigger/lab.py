@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,9 +62,8 @@ def label_of(operation: Operation) -> str:
 
 
 def run_lab(
-    problem: TriggerProblem, chosen: Sequence[Operation], seeds: Sequence[int], output: Output, *, samples: int, anyway: bool,
-    resume: bool,
-) -> Result:  # fmt: skip
+    problem: TriggerProblem, chosen: Sequence[Operation], seeds: Sequence[int], output: Output, *, samples: int, resume: bool
+) -> Result:
     """Train every operation with every seed and evaluate what was trained.
 
     Raises:
@@ -74,28 +72,21 @@ def run_lab(
     by_label = {label_of(operation): operation for operation in chosen}
     _check_arguments(problem, [label_of(operation) for operation in chosen], seeds, samples)
     obstacles = {label: obstacle(operation, problem) for label, operation in by_label.items()}
-    reasons = {label: reason for label, reason in obstacles.items() if reason is not None}
-    hopeful = [label for label in by_label if label not in reasons]
-    cannot = [
-        {"operation": label, "reason": reason, "least_error": error} for label, (reason, error) in reasons.items() if not anyway
-    ]
-    if not (trained := list(by_label) if anyway else hopeful):
+    cannot = [{"operation": label, "reason": found[0], "least_error": found[1]} for label, found in obstacles.items() if found]
+    if not (trained := [label for label, found in obstacles.items() if not found]):
         why = "".join(
             f"operation {entry['operation']!r} cannot do the task: {entry['reason']}; every choice of maps is off by "
             f"{entry['least_error']:.3g} or more somewhere. "
             for entry in cannot
         )
-        raise ConfigurationError(f"{why}To train all the same, set `anyway`")
-    grid: dict[str, Sequence[object]] = {
-        "operation": hopeful, "anyway": list(reasons) if anyway else [], "seeds": list(seeds),
-    }  # fmt: skip
+        raise ConfigurationError(f"{why}Name another one")
     with Run(
         "trigger",
         **vars(output),
         resume=resume,
         settings=dataclasses.asdict(problem),
-        grid=grid,
-        grid_of=functools.partial(_grid_of, reasons),
+        grid={"operation": trained, "seeds": list(seeds)},
+        grid_of=_grid_of,
     ) as run:
         records, rows, pictures = [], [], {}
         jobs = list(itertools.product(trained, seeds))
@@ -158,15 +149,11 @@ def _check_arguments(problem: TriggerProblem, labels: Sequence[str], seeds: Sequ
             raise ConfigurationError(f"`{name}` has {twice[0]} twice; name it once")
 
 
-def _grid_of(hopeless: Collection[str], summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:
-    """What a result is of, by the option; ``hopeless`` are the labels of operations that cannot do the task."""
+def _grid_of(summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:
+    """What a result is of, by the option."""
     records = summary.get("runs", [])
-    labels = list(dict.fromkeys(record["operation"] for record in records))
-    return {
-        "operation": [label for label in labels if label not in hopeless],
-        "anyway": [label for label in labels if label in hopeless],
-        "seeds": list(dict.fromkeys(record["seed"] for record in records)),
-    }
+    fields = {"operation": "operation", "seeds": "seed"}
+    return {option: list(dict.fromkeys(record[field] for record in records)) for option, field in fields.items()}
 
 
 def _trained(run: Run, problem: TriggerProblem, operation: Operation, seed: int, name: str) -> Training:
@@ -219,4 +206,4 @@ def show(summary: Mapping[str, Any]) -> Iterator[Block]:
     yield Grid(["operation", "seed", "steps", *COLUMNS.values(), *(["heads that sink"] if several else [])], rows)
     for entry in summary["cannot"]:
         yield Say(f"{entry['operation']} was not trained: every choice of maps is off by {entry['least_error']:.3g} or more.")
-        yield Say(f"{entry['reason']} (--anyway trains it)", small=True)
+        yield Say(entry["reason"], small=True)
