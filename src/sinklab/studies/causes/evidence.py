@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from sinklab.errors import ConfigurationError, MeasurementError
-from sinklab.results.intervals import Interval, means_over_items, shortfall
+from sinklab.results.intervals import Interval, means_over_items
 from sinklab.studies.causes.effects import Edited, Effects, HeadGroup
 from sinklab.studies.causes.found import Effect, MinimalEffect
 
@@ -52,7 +52,13 @@ class Evidence:
     @functools.cached_property
     def p(self) -> np.ndarray:
         """One-sided p-values of the claim, float64 ``(heads,)``."""
-        return self.p_of_texts(None)
+        found = np.ones(len(self.values))
+        for rows, values in self._parts:
+            if self.above:
+                found[rows] = _p_above(values.mean(1), values.std(1, ddof=1), values.shape[1], self.bound)
+            else:
+                found[rows] = _p_below(values, self.bound, self.bound / RARE if self.most is None else self.most)
+        return found
 
     @functools.cached_property
     def holds(self) -> np.ndarray:
@@ -60,28 +66,6 @@ class Evidence:
         found = np.zeros(len(self.values), dtype=bool)
         for rows, values in self._parts:
             found[rows] = values.mean(1) > self.bound if self.above else values.mean(1) < self.bound
-        return found
-
-    def p_of_texts(self, texts: int | None, chance: float = 0.5) -> np.ndarray:
-        """The p-values that so many texts would give, or less, with a chance, ``(heads,)``.
-
-        Args:
-            texts: those that were measured among them; ``None`` for these alone.
-            chance: with a half the others are like those measured; with more they speak less for the claim, by what their
-                scatter allows (:func:`~sinklab.results.intervals.shortfall`).
-        """
-        found = np.ones(len(self.values))
-        for rows, values in self._parts:
-            count = values.shape[1] if texts is None else max(texts, values.shape[1])
-            less = shortfall(values.shape[1], count, chance)
-            if self.above:
-                mean, spread = values.mean(1), values.std(1, ddof=1)
-                found[rows] = _p_above(mean - less * spread, spread, count, self.bound)
-                continue
-            gains = _gains(values, self.bound, self.bound / RARE if self.most is None else self.most)
-            with np.errstate(invalid="ignore"):  # a stake that lost all it had stays there
-                gain, scatter = gains.mean(2), gains.std(2, ddof=1)
-                found[rows] = _p_below(np.where(np.isfinite(gain), gain - less * scatter, -np.inf) * count)
         return found
 
     @functools.cached_property
@@ -197,32 +181,23 @@ def _p_above(mean: np.ndarray, spread: np.ndarray, texts: int, bound: float) -> 
     return np.maximum(scipy.special.stdtr(texts - 1, -t), 2.0**-texts)
 
 
-def _gains(values: np.ndarray, bound: float, most: float) -> np.ndarray:
-    """Logarithm of what bets against a mean of the bound or more gain by each text, ``(stakes, heads, texts)``.
+def _p_below(values: np.ndarray, bound: float, most: float) -> np.ndarray:
+    """p-values of a mean being below a bound, for effects ``(heads, texts)`` that may be nothing in most texts, large in a few.
 
-    With a stake ``s`` a text of cost ``x`` multiplies what one has by ``1 + s (m - x)``, ``m`` being the bound, where ``s`` is
-    at most ``1 / (c - m)`` and no text costs more than ``c``, here ``most`` or the largest cost that was seen.
+    Bets against a mean of the bound or more: with a stake ``s`` a text of cost ``x`` multiplies what one has by ``1 + s (m - x)``,
+    ``m`` being the bound, where ``s`` is at most ``1 / (c - m)`` and no text costs more than ``c``, here ``most`` or the largest
+    cost that was seen. If the mean is the bound or more, no stake gains in expectation, and the chance of ever having ``1/p`` is
+    at most ``p``, for every distribution of costs up to ``c`` (Waudby-Smith and Ramdas 2024, arXiv 2010.09686). Student's t would
+    do for normal effects alone: where a head is active in one text of fifty, sixteen others have a mean of 0 and no spread. Here
+    such texts give ``(1 - m/c)^n``, which falls to 5 % at about ``3 c / m`` texts (the rule of three).
     """
     largest = np.maximum(values.max(1), most)[:, None]
+    gains = []
     with np.errstate(divide="ignore"):
-        return np.stack([
-            np.log(np.maximum(1 + share / (largest - bound) * (bound - values), 0.0)) for share, _ in BETS
-        ])  # fmt: skip
-
-
-def _p_below(gains: np.ndarray) -> np.ndarray:
-    """p-values of a mean being below a bound, for effects that may be nothing in most texts and large in a few.
-
-    If the mean is the bound or more, then no stake gains in expectation, and the chance of ever having ``1/p`` is at most
-    ``p``, for every distribution of costs up to ``c`` (Waudby-Smith and Ramdas 2024, arXiv 2010.09686). Student's t would do
-    for normal effects alone: where a head is active in one text of fifty, sixteen others have a mean of 0 and no spread.
-    Here such texts give ``(1 - m/c)^n``, which falls to 5 % at about ``3 c / m`` texts (the rule of three).
-
-    Args:
-        gains: logarithm of what each stake has gained, ``(stakes, heads)``.
-    """
-    units = np.log([unit for _, unit in BETS])[:, None]
-    return np.asarray(np.exp(-np.maximum(np.logaddexp.reduce(units + gains), 0.0)))
+        for share, unit in BETS:
+            left = np.maximum(1 + share / (largest - bound) * (bound - values), 0.0)
+            gains.append(np.log(unit) + np.log(left).mean(1) * values.shape[1])
+    return np.asarray(np.exp(-np.maximum(np.logaddexp.reduce(gains), 0.0)))
 
 
 def minimal_effect_of(effects: Effects[HeadGroup]) -> MinimalEffect:

@@ -9,7 +9,6 @@ from typing import Generic, TypeAlias, cast
 import numpy as np
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.intervals import CHANCE, fewest
 from sinklab.sinks import Sinks
 from sinklab.studies.causes.effects import Edited, Effects
 from sinklab.studies.causes.evidence import MINIMAL_EFFECT, Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts
@@ -47,8 +46,6 @@ NEEDS: Rules = {"yes": ("hide", "hide - zero_value"), "no": ("hide - zero_value 
 """The second axis, by what it is called: whether a head needs its sink as a place for its attention."""
 
 RESTING = {"dormant", "bias", "broadcast"}
-SEARCHED = 2**20
-"""Texts up to which is looked for a number that would decide."""
 
 
 def rules_of(sinks: Sinks, variants: Sequence[str], *, many: bool = False) -> Rules:
@@ -103,7 +100,7 @@ class HeadLabel(Generic[Edited]):
         domains: domain to the label there.
         needs_sink: domain to ``yes``, ``no`` or ``undecided``; empty without a sink.
         effects: contrast to domain to mean, interval and p-value, of those that were measured.
-        undecided: domain in which the head is undecided to why, and how many texts of it would decide.
+        undecided: domain in which the head is undecided to why.
     """
 
     head: Edited
@@ -207,34 +204,18 @@ class _Decided:
     def reason(self, head: int, domain: int) -> Undecided:
         """Why no whole label is given."""
         if len(decided := self.rules_of(head, domain)) > 1:
-            return Undecided(decided[0], [], None)  # the claims of several all hold, and a head has one label
+            return Undecided(decided[0], [])  # the claims of several all hold, and a head has one label
         evidence = self.evidence[domain]
         rules = [rule for rule in self.rules if rule not in IN_PART and (not decided or self._fits(rule, decided[0]))]
         rules = rules or [rule for rule in self.rules if rule not in IN_PART]
-        texts = {rule: needed for rule in rules if (needed := self._needed(rule, head, domain, 0.5)) is not None}
-        if texts:
-            nearest = min(texts, key=lambda rule: texts[rule])
-            not_shown = [name for name in self.rules[nearest] if evidence[name].p[head] > self.critical]
-            return Undecided(nearest, not_shown, self._needed(nearest, head, domain, CHANCE))
-        against = {rule: [name for name in self.rules[rule] if not evidence[name].holds[head]] for rule in rules}
-        nearest = min(against, key=lambda rule: len(against[rule]))
-        not_shown = against[nearest] or [max(self.rules[nearest], key=lambda name: float(evidence[name].p[head]))]
-        return Undecided(nearest, not_shown, None)
+        against = {rule: sum(not evidence[name].holds[head] for name in self.rules[rule]) for rule in rules}
+        p = dict(zip(self.rules, self.p[head, domain], strict=True))
+        nearest = min(rules, key=lambda rule: (against[rule], p[rule]))
+        return Undecided(nearest, [name for name in self.rules[nearest] if evidence[name].p[head] > self.critical])
 
     @staticmethod
     def _fits(rule: str, part: str) -> bool:
         return not IN_PART[part] or rule in IN_PART[part]
-
-    def _needed(self, rule: str, head: int, domain: int, chance: float) -> int | None:
-        """Least number of texts at which all claims are decided, each with a chance; ``None`` if no number of them does."""
-        claims = [self.evidence[domain][name] for name in self.rules[rule]]
-
-        def decided(texts: int) -> bool:
-            return all(float(claim.p_of_texts(texts, chance)[head]) <= self.critical for claim in claims)
-
-        if not all(claim.holds[head] for claim in claims):
-            return None
-        return fewest(decided, claims[0].values.shape[1], SEARCHED)
 
 
 def overall(by_domain: Mapping[str, str]) -> Label:
@@ -267,15 +248,6 @@ def mirrored(labels: Sequence[HeadLabel], minimal_effect: float) -> dict[str, in
         )
         for domain in (labels[0].domains if labels else {})
     }
-
-
-def texts_needed(labels: Sequence[HeadLabel]) -> int | None:
-    """Texts of each domain that would decide half of what is undecided only for want of texts; ``None`` if none is foretold.
-
-    A head counts, once for every domain, if its means fulfil all claims of a label there.
-    """
-    needed = [reason.texts for label in labels for reason in label.undecided.values() if reason.texts is not None]
-    return int(np.ceil(np.median(needed))) if needed else None
 
 
 def require_texts(samples: Samples, sinks: Sinks, heads: int, *, level: float = 0.05, many: bool = False) -> None:

@@ -35,7 +35,7 @@ from sinklab.studies.causes.effects import Edited, Effects, HeadGroup, make_vari
 from sinklab.studies.causes.engine import multiplies_coarsely
 from sinklab.studies.causes.evidence import MANY, SHARE, SILENCED, minimal_effect_of
 from sinklab.studies.causes.found import LABELS, Causes, Location, MinimalEffect, Refused
-from sinklab.studies.causes.labels import asked_for, label_heads, mirrored, require_texts, texts_needed
+from sinklab.studies.causes.labels import asked_for, label_heads, mirrored, require_texts
 from sinklab.studies.causes.location import location, rows
 from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.resumable import Resumable, Task
@@ -140,7 +140,7 @@ def examine(
     together = []
     if of_groups is not None:
         judged = label_heads(of_groups, sinks, level=level, minimal_effect=least, many=staged)
-        together = entries.examined_groups(judged, of_groups, listed, effects)
+        together = entries.examined_groups(judged, listed, samples.domain_names)
         table_rows += entries.group_rows(of_groups)
     clean_loss = dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True))
     if not staged:
@@ -148,10 +148,10 @@ def examine(
     found = Causes(
         heads=listed, groups=together, counts={name: Counter(head.label for head in listed)[name] for name in LABELS},
         sink=entries.found_sink(sinks), of_a_key=entries.of_a_key(model, sinks, request.threshold), texts=len(samples),
-        texts_needed=texts_needed(labels), mirrored=mirrored(labels, least), domains=list(samples.domain_names),
+        mirrored=mirrored(labels, least), domains=list(samples.domain_names),
         loss_of=loss_kind(model), unit=effects.unit, clean_loss=clean_loss, level=level, minimal_effect=least,
         minimal_effect_from=minimal, budget=request.budget if isinstance(request.budget, float) else None,
-        screened=entries.screen_check(estimates, effects), variants=effects.variants,
+        variants=effects.variants,
         notes=_notes(model, samples, clean_loss if effects.unit == "nats" else {}), location=located,
     )  # fmt: skip
     return Examined(found, [*table_rows, *located_rows], effects.record)

@@ -66,21 +66,6 @@ class Samples:
             return mask.sum(1).long().cpu()
         return torch.full((len(self),), otherwise if tokens is None else tokens.shape[1])
 
-    def ids_by_position(self, front: int) -> Tensor | None:
-        """Token ids int64 ``(samples, front + seq_len)`` by position, padding left out and -1 where there is none.
-
-        Args:
-            front: learned tokens in front of the texts, which have positions and no ids.
-        """
-        tokens, mask = self.inputs.get("input_ids"), self.inputs.get("attention_mask")
-        if tokens is None:
-            return None
-        ids = tokens.cpu()
-        if mask is not None and mask.ndim == 2:
-            padding = mask.cpu() == 0
-            ids = ids.masked_fill(padding, -1).gather(1, padding.int().argsort(dim=1, stable=True))
-        return nn.functional.pad(ids, (front, 0), value=-1)
-
     def part(self, start: int, stop: int) -> Samples:
         """The samples ``start`` to ``stop``; all names of domains are kept."""
         part = object.__new__(Samples)  # a part may have no scored position, which the whole may not
@@ -222,20 +207,3 @@ def _numbers(groups: Sequence[tuple[str, Tensor]], tokens: Tensor) -> Tensor:
     """Number of the domain of every position, int64 of the shape of ``tokens``."""
     numbers = torch.cat([torch.full((len(texts),), number) for number, (_, texts) in enumerate(groups)])
     return numbers.to(tokens.device)[:, None].repeat(1, tokens.shape[1])
-
-
-def whole_samples(inputs: dict[str, Tensor], targets: Tensor | None = None, groups: Sequence[tuple[str, int]] = ()) -> Samples:
-    """Samples with one output each, such as images and their classes.
-
-    Args:
-        inputs: of the model.
-        targets: int64 ``(samples,)``, or what the readout asks for.
-        groups: domain and its number of samples, in order; one domain of all by default.
-
-    Raises:
-        ConfigurationError: numbers of samples that differ.
-    """
-    count = len(next(iter(inputs.values()))) if inputs else 0
-    groups = groups or [("all", count)]
-    numbers = torch.cat([torch.full((size, 1), number) for number, (_, size) in enumerate(groups)])
-    return Samples(inputs, numbers, targets, tuple(name for name, _ in groups))
