@@ -72,12 +72,10 @@ def test_texts_of_other_lengths_give_what_they_have(llama, tokens):
     assert torch.equal(edited[1, 4:], clean[0, :5])
 
 
-def test_every_query_of_a_packed_row_is_resampled(llama, tokens):
-    """Documents that are shorter in the other row are counted back from their ends, and further ones come from its first."""
+def test_rows_of_several_documents_are_refused(llama, tokens):
     rows = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
-    clean, edited = resampled(llama, input_ids=tokens[:2], position_ids=rows, use_cache=False)
-    assert torch.equal(edited[0], clean[1, rows[0]])
-    assert torch.equal(edited[1], clean[0, [0, 1, 2, 3, 4, 3, 2, 1, 0]])
+    with pytest.raises(ConfigurationError, match="a row of several documents has no other text"):
+        resampled(llama, input_ids=tokens[:2], position_ids=rows, use_cache=False)
 
 
 def test_samples_of_different_lengths_get_the_next_longer_one(llama):

@@ -279,23 +279,16 @@ class Engine:
         site_head = Head(call.site.layer, head, module)
         with attend(self.model, interventions=variant.on(site_head, 0, stop), verify=False):
             expected_outputs = self._outputs(self.model(**recording.part.inputs), recording)
-        weight, reason = replay.linear_map(recording, module), None
-        for way in [weight, None] if weight is not None else [None]:
-            replay.maps.pop(module, None)
-            if way is not None:
-                replay.maps[module] = way
-            try:
-                replayed = self._outputs(replay.run(recording, module, edits), recording)
-            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MeasurementError) as error:
-                reason = f"the model does not run with layers left out: {type(error).__name__}: {error}"
-                continue
-            pairs = zip(replayed.split(len(expected)), (expected, expected_outputs), strict=True)
-            plain, edited = (_error(own, other, replay.logit_map()) for own, other in pairs)
-            if max(plain, edited) <= ROUNDING:
-                return None
-            which = "without an edit" if plain > ROUNDING else f"under {variant.name!r}"
-            reason = f"a replay {which} is {max(plain, edited):.2g} units in the last place off the model, more than {ROUNDING}"
-        return reason
+        try:
+            replayed = self._outputs(replay.run(recording, module, edits), recording)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MeasurementError) as error:
+            return f"the model does not run with layers left out: {type(error).__name__}: {error}"
+        pairs = zip(replayed.split(len(expected)), (expected, expected_outputs), strict=True)
+        plain, edited = (_error(own, other, replay.logit_map()) for own, other in pairs)
+        if max(plain, edited) <= ROUNDING:
+            return None
+        which = "without an edit" if plain > ROUNDING else f"under {variant.name!r}"
+        return f"a replay {which} is {max(plain, edited):.2g} units in the last place off the model, more than {ROUNDING}"
 
     def _variant_of_trial(self, numbers: Sequence[int], stop: int) -> HeadEdit:
         """The first that changes something."""
