@@ -177,11 +177,10 @@ def decompose(setting: OriginSetting, sublayer: Sublayer, writer: Writer | None,
     return Decomposition(norm, channels, writer.kind, units, norm if why else rest, error, why)
 
 
-Mode = Literal["zero", "mean", "constant"]
+Mode = Literal["zero", "mean"]
 MODES: dict[Mode, str] = {
     "zero": "activation 0 at every position",
     "mean": "at the place the mean over all other positions of all samples",
-    "constant": "at the place the mean over the other samples at the place itself",
 }
 """What is done with the activation of a unit."""
 
@@ -372,9 +371,4 @@ def new_values(mode: Mode, clean: Tensor, at: Tensor, others: Tensor) -> Tensor:
     """
     if mode == "zero":
         return torch.zeros_like(clean)
-    here, new = at[..., None], torch.full_like(clean, float("nan"))
-    if mode == "mean":
-        return torch.where(here, clean[others].mean(0), new)
-    sums, counts = (clean * here).sum(1), at.sum(1)[:, None].to(clean)
-    rest = (sums.sum(0) - sums) / (counts.sum(0) - counts).clamp_min(1)
-    return torch.where(here, rest[:, None], new)
+    return torch.where(at[..., None], clean[others].mean(0), torch.full_like(clean, float("nan")))

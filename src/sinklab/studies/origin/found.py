@@ -5,27 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Literal
 
-from sinklab.results.blocks import (
-    Bar,
-    Block,
-    Cell,
-    Curves,
-    Facts,
-    Grid,
-    Heading,
-    HeadMap,
-    Say,
-    counted,
-    interval,
-    names,
-    number,
-)
+from sinklab.results.blocks import Block, Cell, Curves, Facts, Grid, Heading, HeadMap, Say, counted, interval, names, number
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
-from sinklab.studies.origin import SECTION
 
 NORM_RATIO = Metric(
     "place_norm_ratio",
@@ -256,8 +240,6 @@ def show(found: Origins) -> Iterator[Block]:
         yield Facts(list(_facts(origin)))
         if origin.edits:
             yield Grid(["Edit", "Loss, nats", "Weight", "kept", "Spike", "kept"], list(_edits(origin)))
-        if origin.units:
-            yield Grid(["Part", "Along the write"], list(_bars(origin)), "What writes it", folded=True)
         yield Grid(
             ["Head", "Weight on it", "If attention were uniform", "Units silenced", "Whole write 0"],
             [
@@ -385,33 +367,11 @@ def _head(head: HeadWeight) -> str:
     return f"{head.layer}.{head.head}"
 
 
-def _bars(origin: Origin) -> Iterator[list[Cell]]:
-    """Units, all others together, and what is from no unit; they sum to the norm of the write."""
-    if not origin.units or origin.norm is None or origin.rest is None:
-        return
-    parts = [(unit.name, unit.along, "unit") for unit in origin.units]
-    parts.append(("all others", origin.norm - sum(unit.along for unit in origin.units) - origin.rest, "rest"))
-    parts += [("bias and other parts", origin.rest, "rest")] if origin.rest else []
-    most = max(abs(value) for _, value, _ in parts) or 1.0
-    for name, value, kind in parts:
-        yield [name, Bar(value, value / most, kind)]
-
-
 def _edits(origin: Origin) -> Iterator[list[Cell]]:
     """The model as it is, then every edit."""
     units = counted(len(origin.units), str(origin.unit_kind))
     yield ["as it is", "", number(origin.weight, 2), "", number(origin.spike) if origin.spiked else None, ""]
     for edit in origin.edits:
-        yield [f"{_ON[edit.on].format(units=units)}: {edit.edit}", *_effects(origin, edit)]
-
-
-def _effects(origin: Origin, edit: Edited) -> list[Cell]:
-    spike: list[Cell] = [edit.spike, interval(edit.spike_kept, 2, "")] if origin.spiked else [None, None]
-    return [interval(edit.loss, 3), number(edit.weight, 2), interval(edit.weight_kept, 2, ""), *spike]
-
-
-def write_page(folder: Path) -> Path:
-    """``folder/report.html`` of a run of ``sinklab origin``, from its ``summary.json`` and ``run.json``."""
-    from sinklab.report.page import write_blocks_page
-
-    return write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks)
+        spike: list[Cell] = [edit.spike, interval(edit.spike_kept, 2, "")] if origin.spiked else [None, None]
+        changed = [interval(edit.loss, 3), number(edit.weight, 2), interval(edit.weight_kept, 2, ""), *spike]
+        yield [f"{_ON[edit.on].format(units=units)}: {edit.edit}", *changed]
