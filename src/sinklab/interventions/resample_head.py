@@ -53,7 +53,9 @@ class ResampleHead(HeadIntervention):
     def edit_outputs(self, call: AttentionCall, outputs: Tensor) -> Tensor:
         samples = len(call.query_positions)
         if bool((call.query_documents > 0).any()):
-            raise ConfigurationError(f"{call.site.module}: a row of several documents has no other text; give one document a row")
+            raise ConfigurationError(
+                f"{call.site.module}: a row of several documents has no other text; give one document a row"
+            )
         if self.shift % samples == 0:
             raise ConfigurationError(
                 f"{call.site.module}: the text {self.shift} samples further in a batch of {samples} is the text itself; give "

@@ -32,11 +32,7 @@ ESTIMATE = Metric(
 
 
 def chosen_heads(chosen: ChosenHeads, heads: Sequence[Head]) -> tuple[list[Head], list[HeadGroup]]:
-    """The heads of a model that are to be examined by themselves, and the groups.
-
-    Raises:
-        ConfigurationError: a head that the model has not.
-    """
+    """The heads of a model that are to be examined by themselves, and the groups; one that the model has not is refused."""
     known = {(head.layer, head.head): head for head in heads}
 
     def of(pairs: Sequence[Pair]) -> list[Head]:

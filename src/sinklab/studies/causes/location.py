@@ -56,15 +56,13 @@ def location(
 ) -> Location:
     """Does the sink follow place or token? Hide the sink, and take away, double, replace, move and precede the first token.
 
-    Whether a sink is bound to the first position, or to the token that always stands there, differs from model to model (Gu
-    et al. 2024, arXiv 2410.10781; Barbero et al. 2025, arXiv 2504.02732, take BOS away at test time). The loss is compared on
-    the targets that follow the same token in both conditions; of texts that grow the end is cut off, so that no new position
-    is seen.
+    Whether a sink is bound to the first position, or to the token that always stands there, differs from model to model (Gu et
+    al. 2024, arXiv 2410.10781; Barbero et al. 2025, arXiv 2504.02732). The loss is compared on the targets that follow the
+    same token in both conditions; of texts that grow the end is cut off.
 
     Args:
         samples: two texts or more. Conditions that edit tokens need ``input_ids`` without padding, the loss of the next token,
             and one first token in all texts; otherwise they are left out, and the reason is in the result.
-        sinks: its ``place``, a position or ``"null"``; ``readout`` is that of the model's task by default.
         threshold: mean share from which on the place is a sink.
         prefix, move_to: random tokens in front, and where the moved first token stands, by default at a quarter of the text.
 

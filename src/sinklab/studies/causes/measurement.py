@@ -80,9 +80,6 @@ def examine(
         sinks: where the sinks are, if that is known; found on these texts otherwise.
         identity: what the model is, besides its weights.
         store: of effects measured so far, an entry for a few attention modules.
-
-    Raises:
-        SinklabError: see :func:`~sinklab.studies.causes.causes.find_causes`.
     """
     began = time.monotonic()
     level, size = request.level, request.batch_size
@@ -161,12 +158,8 @@ def _costs(
     seconds: float, few: float, heads: int, groups: int, edits: int, request: Request, budget: float, staged: bool,
     coarse: bool,
 ) -> dict[str, float]:  # fmt: skip
-    """Seconds that every stage takes, as far as they are known: an edit of one layer is half a pass over all texts, or less
-    where changes are multiplied in bfloat16.
-
-    Args:
-        seconds: of a pass; ``few`` is the share of the texts that the screen and the experiments read.
-    """
+    """Seconds of every stage, as far as they are known, from those of a pass: an edit of one layer is half a pass, or less
+    where changes are multiplied in bfloat16. ``few`` is the share of the texts that the screen and the experiments read."""
     costs = {"all heads at once": 4 * seconds} if request.minimal_effect == "auto" else {}
     each = (0.3 if coarse else 0.5) * seconds
     if staged:
@@ -209,11 +202,8 @@ def _in_rounds(
     level: float,
     minimal_effect: float,
 ) -> Effects[Edited]:
-    """Effects of :data:`FIRST` on heads or groups, a few of one module at a time; then of what these ask for.
-
-    Where a first edit costs an even share or more, what it asks for comes before the first edits of others, since the time may
-    end among these.
-    """
+    """Effects of :data:`FIRST` on heads or groups, a few of one module at a time; then of what these ask for: where a first
+    edit costs an even share or more, before the first edits of others, since the time may end among these."""
     first = [name for name in FIRST if name in measured.names] or [measured.names[0]]
 
     def asked(found: Effects[Edited], kinds: Sequence[Sequence[Edited]], least: float) -> list[Task[Edited]]:

@@ -77,13 +77,8 @@ class TokenChanges:
     """Cross-entropies of given targets, and what edits change about them, from hidden states.
 
     Args:
-        logits: the map.
-        hidden: what entered it in the unedited model, ``(samples, seq_len, width)``.
-        targets: int64 ``(samples, seq_len)``; anything where nothing is scored.
-        scored: boolean ``(samples, seq_len)``; elsewhere results are 0.
-
-    Attributes:
-        clean_loss: ``(samples, seq_len)``, float32 or wider.
+        hidden: what entered the map ``logits`` in the unedited model, ``(samples, seq_len, width)``.
+        targets: int64 ``(samples, seq_len)``; anything where nothing is ``scored`` (boolean), where results are 0.
     """
 
     def __init__(self, logits: LogitMap, hidden: Tensor, targets: Tensor, scored: Tensor) -> None:
@@ -161,10 +156,8 @@ class Readout(abc.ABC):
 
     def drawn(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """A score ``(samples, seq_len)`` whose gradient, along a small change, has half its mean square as the distance that
-        the change makes: KL(unedited ‖ changed), or the mean squared difference.
-
-        By default the log-likelihood of a class that is drawn from the outputs, which are logits (Fisher's information).
-        """
+        the change makes, KL(unedited ‖ changed): the log-likelihood of a class that is drawn from the outputs, which are
+        logits."""
         logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1)
         noise = torch.rand(logits.shape, generator=generator).clamp_min_(1e-20).log_().neg_().log_().neg_().to(logits)
         return logits.gather(-1, (logits.detach() + noise).argmax(-1, keepdim=True))[..., 0]
@@ -212,31 +205,24 @@ class _Tokens(Readout):
 
 
 class NextToken(_Tokens):
-    """Cross-entropy of the next token, in nats.
-
-    Outputs are ``logits`` ``(samples, seq_len, vocab_size)``, targets the tokens ``(samples, seq_len)`` themselves.
-    """
+    """Cross-entropy of the next token, in nats; targets are the tokens ``(samples, seq_len)`` themselves."""
 
     def targets(self, samples: Samples) -> Tensor:
         return _given(self, samples, "the tokens themselves").roll(-1, dims=1)
 
 
 class MaskedToken(_Tokens):
-    """Cross-entropy of the token at the very position, for models that fill gaps, in nats.
-
-    Outputs are ``logits`` ``(samples, seq_len, vocab_size)``, targets the original tokens ``(samples, seq_len)``; positions
-    that are not masked have no domain (:func:`~sinklab.studies.causes.samples.masked_samples`).
-    """
+    """Cross-entropy of the token at the very position, for models that fill gaps, in nats. Targets are the original tokens
+    ``(samples, seq_len)``; positions that are not masked have no domain
+    (:func:`~sinklab.studies.causes.samples.masked_samples`)."""
 
     def targets(self, samples: Samples) -> Tensor:
         return _given(self, samples, "the tokens before they were masked")
 
 
 class ClassLogits(Readout):
-    """Cross-entropy of one class a sample, in nats; losses are ``(samples, 1)``.
-
-    Outputs are ``logits`` ``(samples, classes)``, targets the classes, int64 ``(samples,)``.
-    """
+    """Cross-entropy of one class a sample, in nats; losses are ``(samples, 1)``, logits ``(samples, classes)``, targets int64
+    ``(samples,)``."""
 
     def outputs(self, outputs: object, samples: Samples) -> Tensor:
         logits = getattr(outputs, "logits", None)

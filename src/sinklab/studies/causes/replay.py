@@ -1,12 +1,9 @@
 """Replay: run the rest of a model behind one attention module, many edits of that module at a time.
 
-An edit of one attention module leaves all layers before it as they were, and the model behind it is a function of the layer's
-input and of the module's head outputs. So the unedited model runs once and is recorded: what every layer gives back, and the
-attention calls. Then, for a stack of edits, inputs are repeated once an edit, every layer that had ended before the module
-began gives back its record, and the rest runs as it is. So it is in a module that runs several times: it gives back the records
-of its earlier runs and runs again in the later ones. In the run of the edit the attention function gives back the edited head
-outputs; gates, norms and projections behind it are the model's own code.
-"""
+The unedited model runs once and is recorded: what every layer gives back, and the attention calls. For a stack of edits,
+inputs are repeated once an edit, every layer that had ended before the module began gives back its record, and the rest runs
+as it is; a module that runs several times gives back the records of its earlier runs. In the run of the edit the attention
+function gives back the edited head outputs; gates, norms and projections behind it are the model's own code."""
 
 from __future__ import annotations
 
@@ -40,12 +37,9 @@ HeadsEdit: TypeAlias = tuple[Sequence[int], Tensor]
 class Recording:
     """One run of the unedited model; where logits are not formed, ``outputs`` have the hidden states in their place.
 
-    Attributes:
-        calls: the calls of those runs of attention modules that were asked for and had room.
-        sites: name to site, for all seen; ``times``: how often a run called the attention function.
-        course: what came before what, and what was given back.
-        linears: input and output of linear maps, of a replay that multiplies changes alone.
-    """
+    ``calls`` are of the runs of attention modules that were asked for and had room, ``sites`` of all seen, and ``times`` says
+    how often a run called the attention function. ``linears`` has input and output of linear maps, where changes alone are
+    multiplied."""
 
     part: Samples
     outputs: object
@@ -69,8 +63,7 @@ class Recording:
         self._repeated.clear()
 
     def before(self, name: str, edits: int) -> dict[str, list[object]]:
-        """What the layers that had ended when a run of an attention module began gave back, once an edit; by module, in the
-        order in which a replay asks for them."""
+        """What layers that had ended when a run of an attention module began gave back, once an edit; by module, in order."""
         given: dict[str, list[object]] = {}
         for module, layer in self.course.before[name]:
             if (layer, edits) not in self._repeated:  # made once, as many stacks begin with the same layers
@@ -80,19 +73,11 @@ class Recording:
 
 
 class Course:
-    """The order in which layers and attention modules run in one forward, and what they give back.
+    """The order in which layers and attention modules (``modules``) run in one forward, and what layers give back.
 
-    In a replay a layer that had ended gives back its record, and nothing inside it runs. So of what came before a run only that
-    counts which stands in no layer that had ended by then: these layers give back, and these attention modules run again.
-
-    Args:
-        modules: attention modules that are followed.
-
-    Attributes:
-        layers: runs of layers to what they gave back.
-        before: run of an attention module to the layers that had ended, module and run, in order.
-        turn: run of an attention module to its number among those of its module that run in a replay.
-    """
+    In a replay a layer that had ended gives back its record, and nothing inside it runs. So ``before`` has, of a run of an
+    attention module, the layers that had ended and stand in no other such layer; ``turn`` its number among the runs of its
+    module in a replay."""
 
     def __init__(self, anatomy: Anatomy, modules: Collection[str]) -> None:
         self.layers: dict[str, object] = {}
@@ -175,16 +160,14 @@ def _stacked(value: object, samples: int, edits: int) -> object:
 
 
 class Replay:
-    """Runs of one model, with and without its logits.
+    """Runs of one model in evaluation mode, which no other code may run meanwhile, with and without its logits.
 
     Args:
-        model: in evaluation mode; no other code may run it meanwhile.
         logits: the vocabulary projection, if it is to be left out: its inputs then stand in the place of the logits.
 
     Attributes:
-        coarse: whether linear maps of what is behind an edit are multiplied as *what they gave unedited, and the change of
-            their input in bfloat16*: rounded in proportion to the edit, twice as fast as float32 where a processor has
-            instructions for it. What stands between them, and sums, stays as it is.
+        coarse: whether linear maps behind an edit are multiplied as *what they gave unedited, and the change of their input in
+            bfloat16*: rounded in proportion to the edit, twice as fast as float32 where a processor has instructions for it.
     """
 
     def __init__(self, model: nn.Module, logits: nn.Linear | None = None) -> None:
@@ -209,12 +192,8 @@ class Replay:
         return self._rounded[linear]
 
     def record(self, part: Samples, runs: Collection[str] | None = None, room: float = float("inf")) -> Recording:
-        """Run the unedited model.
-
-        Args:
-            runs: of attention modules, those whose calls are wanted; ``None`` for all.
-            room: bytes that kept calls may take; the first is kept however large.
-        """
+        """Run the unedited model; keep calls of ``runs`` of attention modules (all by default) in ``room`` bytes, the first
+        always."""
         calls = _Calls(runs, room)
         course = Course(self.anatomy, set(self.anatomy.attention if runs is None else (run_of(name)[0] for name in runs)))
         linears: dict[nn.Linear, tuple[Tensor, Tensor]] = {}
@@ -299,11 +278,8 @@ class _Substitute(seam.Observer):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _OfChange:
-    """A linear map of repeated samples: what it gave unedited, and the change of its input times the rounded weight.
-
-    Args:
-        last: the last input and its change, as several maps have the same one.
-    """
+    """A linear map of repeated samples: what it gave unedited, and the change of its input times the rounded weight; ``last``
+    are the last input and its change, as several maps have the same one."""
 
     own: Callable[[Tensor], Tensor]
     given: Tensor

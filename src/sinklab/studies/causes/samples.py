@@ -15,11 +15,11 @@ from sinklab.models.losses import HIDDEN_SHARE, IGNORED, hide_tokens
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs of a model with everything that a readout needs.
+    """Inputs of a model with everything that a readout needs; in every tensor the samples are along the first axis.
 
     Args:
-        inputs: keyword arguments of the model, each with the samples along its first axis.
-        targets: what a readout compares outputs with, the samples along its first axis; ``None`` where it needs none.
+        inputs: keyword arguments of the model.
+        targets: what a readout compares outputs with; ``None`` where it needs none.
         domains: int64 ``(samples, seq_len)``: number of the domain of every output position, -1 for one that is not scored.
         domain_names: one for every number.
 
@@ -93,9 +93,8 @@ class Samples:
     def bounds(self, size: int) -> list[tuple[int, int]]:
         """First number of consecutive parts of at most ``size``, three for two, and the number behind their last.
 
-        Samples that stand side by side with the same domains are in parts of their own, as equal in size as can be, so that a
-        sample is given the output of another one of its own kind; one whose kind no neighbour has is in a part with others.
-        """
+        Neighbours with the same domains are in parts of their own, as equal in size as can be, so that a sample is given the
+        output of another one of its kind; one whose kind no neighbour has is in a part with others."""
         has = self.has
         change = (has[1:] != has[:-1]).any(1).nonzero()[:, 0] + 1
         ends = [0, *change.tolist(), len(self)]
@@ -119,11 +118,8 @@ class Samples:
         """Mean of ``(samples, seq_len)`` over the scored positions of each domain: float64 ``(samples, domains)``, NaN where a
         sample has none.
 
-        Args:
-            what: what the values are, for the error: ``the loss under 'hide' on head 0.1``.
-
         Raises:
-            MeasurementError: a value of a scored position is NaN or infinite.
+            MeasurementError: a value of a scored position is NaN or infinite; ``what`` the values are is in the message.
         """
         self.require_finite(values, what)
         chosen = nn.functional.one_hot(self.domains.clamp_min(0), len(self.domain_names)).to(values.device)
@@ -146,11 +142,8 @@ def token_samples(groups: Sequence[tuple[str, Tensor]], *, padding: int | None =
     """Samples of a language model that predicts the next token: every position of a text but its last is scored.
 
     Args:
-        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length, padding included.
+        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length of two tokens or more, padding included.
         padding: as of :func:`masked_samples`.
-
-    Raises:
-        ConfigurationError: lengths that differ, or texts of fewer than two tokens.
     """
     tokens, number, inputs = _together(groups, padding, least=2)
     domains = _numbers(groups, tokens).masked_fill(torch.arange(tokens.shape[1], device=tokens.device) >= number - 1, -1)
@@ -168,15 +161,15 @@ def masked_samples(
     """Samples of a model that fills gaps: masked positions are scored, and no others.
 
     Args:
-        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length, padding included.
+        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length of three tokens or more, padding included.
         mask_token: what stands in the place of a masked token.
         padding: what fills texts up behind their end: a token that stands nowhere else. The model is then given an attention
-            mask. Without it no text is padded.
+            mask.
         share: of the positions between the first and the last, which hold a tokenizer's special tokens; at least one a text.
         seed: of the positions, drawn for each text.
 
     Raises:
-        ConfigurationError: a share outside (0, 1], lengths that differ, or texts of fewer than three tokens.
+        ConfigurationError: a share outside (0, 1], lengths that differ, or texts that are too short.
     """
     tokens, number, inputs = _together(groups, padding, least=3)
     places = torch.arange(tokens.shape[1], device=tokens.device)

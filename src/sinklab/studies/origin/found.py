@@ -102,9 +102,8 @@ class Death:
 class HeadWeight:
     """What one head gives to the place: as the model is, if attention were uniform, and under edits by their names.
 
-    ``own`` heads are those that give the place most. Of these ``kept`` is the share of what exceeds uniform attention that is
-    left with the units silenced, where that was measured and something exceeds it.
-    """
+    ``own`` heads are those that give the place most; of these ``kept`` is the share above uniform attention that silenced
+    units leave."""
 
     layer: int
     head: int
@@ -185,12 +184,7 @@ class Origins:
 
 
 def origin_rows(origin: Origin, heads: Sequence[tuple[str, int, int, float]], samples: int) -> Iterator[Row]:
-    """Rows of the long table about one place.
-
-    Args:
-        heads: module, layer, head and weight on the place of every head.
-        samples: that have the place.
-    """
+    """Rows of the long table about one place; ``heads`` are module, layer, head and weight of all; ``samples`` have it."""
     common: Coordinates = {"probe": "origin", "sink": origin.place, "count": samples}
     if origin.block is not None:
         # Units and channels are neither heads nor positions, whose columns others count.

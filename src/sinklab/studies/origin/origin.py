@@ -50,11 +50,9 @@ def find_origin(
 
     Covers every sink, and every position whose norm stands out although no head has a sink there. Reports each block and
     sublayer in which its norm jumps, what writes it away again, the channels that carry it, the neurons or heads that write
-    them and how much of it, and which heads look at it. The units are then silenced, set
-    to the mean of other positions, compared with as many random units of the same layer.
-    docs/explain.md#where-a-sink-is-born has the definitions and their limits.
-
-    embedded:softmax takes some 2 seconds of one core, a model of 135 million parameters a minute.
+    them and how much of it, and which heads look at it. The units are then silenced, set to the mean of other positions,
+    compared with as many random units of the same layer. docs/explain.md#where-a-sink-is-born has the definitions and their
+    limits.
 
     Args:
         controls: Number of random draws of as many units of the same layer.

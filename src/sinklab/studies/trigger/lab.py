@@ -1,4 +1,4 @@
-"""The lab of trigger models: every operation with every seed trained on the trigger task, as records, rows and pictures."""
+"""The lab of trigger models: every operation with every seed trained on the trigger task, as records and rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -21,7 +20,7 @@ from sinklab.results.run import Result, Run
 from sinklab.results.table import finite, make_table, unpacked
 from sinklab.results.version import __version__
 from sinklab.studies.arguments import Output
-from sinklab.studies.trigger.evaluation import evaluate, write_maps
+from sinklab.studies.trigger.evaluation import evaluate
 from sinklab.studies.trigger.problem import Outcome, Training, TriggerProblem, obstacle, train
 
 AS_RELEASED: dict[str, dict[str, object]] = {"relu": {"uncounted": 1}}
@@ -31,12 +30,7 @@ Spec = str | Mapping[str, object] | Operation
 
 
 def as_released(spec: Spec) -> Operation:
-    """:meth:`~sinklab.registry.Registry.make`; a name alone is the operation as the paper's models have it.
-
-    Raises:
-        UnknownNameError: no such operation.
-        ConfigurationError: a setting that it does not have.
-    """
+    """The operation of a spec, checked; a name alone is the operation as the paper's models have it."""
     if isinstance(spec, Operation):
         return spec
     fields = operations.read(spec)
@@ -64,11 +58,7 @@ def label_of(operation: Operation) -> str:
 def run_lab(
     problem: TriggerProblem, chosen: Sequence[Operation], seeds: Sequence[int], output: Output, *, samples: int, resume: bool
 ) -> Result:
-    """Train every operation with every seed and evaluate what was trained.
-
-    Raises:
-        SinklabError: see :func:`~sinklab.studies.trigger.trigger.trigger`; besides, an operation or a seed twice.
-    """
+    """Train every operation with every seed and evaluate what was trained; an operation or a seed twice is refused."""
     by_label = {label_of(operation): operation for operation in chosen}
     _check_arguments(problem, [label_of(operation) for operation in chosen], seeds, samples)
     obstacles = {label: obstacle(operation, problem) for label, operation in by_label.items()}
@@ -88,7 +78,7 @@ def run_lab(
         grid={"operation": trained, "seeds": list(seeds)},
         grid_of=_grid_of,
     ) as run:
-        records, rows, pictures = [], [], {}
+        records, rows = [], []
         jobs = list(itertools.product(trained, seeds))
         for number, (label, seed) in enumerate(jobs):
             run.progress("runs", number, len(jobs))
@@ -112,13 +102,7 @@ def run_lab(
             )
             rows.append({**ids, "metric": STEPS, "value": training.steps, "count": 1})
             rows += [{**ids, **row, "value": finite(row["value"]), "count": samples} for row in unpacked(numbers.rows())]
-            shape, steps = f"{problem.layers} × {problem.heads}", f"{training.steps:,} steps"
-            pictures[f"{name}.png"] = numbers, f"{label}, {shape}, seed {seed}: {training.outcome} after {steps}"
         run.progress("runs", len(jobs), len(jobs))
-
-        def draw(folder: Path) -> None:
-            for name, (numbers, caption) in pictures.items():
-                write_maps(numbers, caption, folder / name)
 
         return run.finish(
             table=make_table(
@@ -127,7 +111,6 @@ def run_lab(
             ),
             summary={"runs": records, "cannot": cannot},
             show=show,
-            files=draw,
             config={"learning_rate": problem.rate, "samples": samples},
             seeds=list(seeds),
             operations=[operation.to_dict() for operation in chosen],

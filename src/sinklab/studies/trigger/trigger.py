@@ -58,7 +58,7 @@ def trigger(
 
     Returns:
         A record for every model in ``summary["runs"]``, and operations that were not trained in ``summary["cannot"]``. The
-        table has the numbers by head and the attention maps, of which the directory has a picture each.
+        table has the numbers by head and the attention maps.
 
     Raises:
         ConfigurationError: nothing to train, an argument out of its range, no operation that can do the task, or a lab of other
