@@ -128,7 +128,7 @@ def test_the_section_of_an_audit(checkpoint, tmp_path):
     section = json.loads((out / "summary.json").read_text())["causes"]
     assert len(section["heads"]) == 4
     assert section["texts"] == 64
-    assert "Edits of a head on random_tokens" in (out / "report.html").read_text(encoding="utf-8")
+    assert "Every head on random_tokens" in (out / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -323,7 +323,7 @@ class SinkFinder(Watcher):
         return {**shares}
 
     def shares(self) -> tuple[list[Head], np.ndarray, np.ndarray]:
-        """Heads; their mean share on every position, ``(heads, length)``, NaN where it cannot be a sink; and their null mass."""
+        """Heads; their mean share on every position, ``(heads, length)``, NaN where it can be no sink; their null mass."""
         modules, on_positions = list(self._modules.values()), []
         for module in modules:
             known = module.candidates() & (module.sums["asked"] > 0).numpy()

@@ -141,7 +141,7 @@ def obstacle(operation: Operation, problem: TriggerProblem) -> tuple[str, float]
 
 
 def divisor_quotient(operation: Operation, count: int) -> float | None:
-    """``d(count + 1) / d(count)`` where a weight is ``φ(score) / d(visible keys)``, tried on random rows; ``None`` elsewhere."""
+    """``d(count + 1) / d(count)`` where a weight is ``φ(score) / d(visible keys)``, tried on random rows; else ``None``."""
     generator = torch.Generator().manual_seed(0)
     rows, others = (3 * torch.randn(TRIALS, 1, 1, count + 1, generator=generator, dtype=torch.float64) for _ in range(2))
     others[..., 0] = rows[..., 0]
