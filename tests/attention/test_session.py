@@ -149,7 +149,7 @@ def test_the_table_names_what_was_changed():
     edits = [
         HideKey(heads={0: range(1), 1: ()}, spare=2),
         ZeroValue(heads={1: [0]}, place=torch.zeros(len(IDS), 1, dtype=torch.int64)),
-        HideKey(place=()),
+        ZeroHead(heads={}),
     ]
     with torch.no_grad(), attend(model, [SinkRate()], edits) as session:
         model(input_ids=IDS)
