@@ -113,7 +113,7 @@ def test_published_numbers_are_a_reproduction(name):
     assert PLAIN.get(verdict, verdict) == "reproduced"
 
 
-SAME_RUNS = ("position_schemes", "inputs_by_position", "inputs_with_rotary_positions")
+SAME_RUNS = ("position_schemes",)
 """Claims in which a variant may be the scale's own configuration."""
 
 

@@ -454,7 +454,6 @@ class Backwards(Difference):
             "check 'metrics': expected 'there is' to need one of diverged, held_out_loss, steps, got sink_rate",
         ),
         ({"read_outs": ("sink",)}, "check 'read_outs'"),
-        ({"checkpoint": OnCheckpoint(label="other")}, "check 'checkpoint': expected a label of baseline"),
         (
             {"checkpoint": OnCheckpoint(parts=(Part("there is", Careless("sink_rate", BASELINE), more_than=5),))},
             "check 'needs'",
