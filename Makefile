@@ -79,9 +79,8 @@ emergence: install  ## watch a sink appear: softmax and sigmoid trained side by 
 	$(BIN)/sinklab sweep emergence --grid 'operation={name: softmax},{name: sigmoid, bias: -5.545}' --jobs 2 --resume --out build/emergence
 	$(BIN)/sinklab plot build/emergence --out build/emergence/emergence.png
 
-reproduce: install  ## every claim at the smallest scale, and the comparison of pathways (hours on two cores; resumes)
+reproduce: install  ## every claim at the smallest scale (hours on two cores; resumes)
 	$(BIN)/sinklab reproduce --all --out build/claims
-	$(BIN)/sinklab pathways --store build/claims --out build/pathways
 
 docs: install  ## rewrite the parts of the documents that are derived from the code
 	$(BIN)/python docs/refresh.py

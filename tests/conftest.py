@@ -122,7 +122,6 @@ THOROUGH = (
     "tests/attention/test_session.py::test_a_learned_prompt",
     "tests/claims/test_papers.py::test_an_even_head_is_no_sink_and",
     "tests/claims/test_papers.py::test_training_is_that_of_its_seed",
-    "tests/claims/test_pathways.py::test_the_whole_comparison",
     "tests/corpora/test_hub_dataset.py::test_a_split_that_is_named",
     "tests/jobs/test_ray_cluster.py",
     "tests/jobs/test_sweep.py::test_a_killed_cell",

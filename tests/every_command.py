@@ -25,7 +25,6 @@ from tests.conftest import make_sinklm, make_tokenizer
 from sinklab.cli.app import app
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import CONFIGS
-from sinklab_claims.pathways.runs import SELECTION_SEEDS
 
 __all__ = ["LINES", "main"]
 
@@ -52,7 +51,6 @@ LINES: dict[str, Sequence[str]] = {
         f"pretrain tiny {STEPS} --init-from pretrain --set model.operation.name=sigmoid --out pretrain_from",
     ),
     "sweep": (f"sweep tiny --grid lr=1e-3,4e-3 {STEPS} --retries 0 --out sweep",),
-    "pathways": ("pathways --operations softpick --seeds 0 --retries 0 --store claims --out pathways",),
     "reproduce": (
         "reproduce norm_placement --seeds 0 --retries 0 --out claims",
         "reproduce repeated_token_laws --model llama --seeds 0 --out claims",
@@ -105,7 +103,7 @@ def _checkpoints() -> None:
 
 @contextlib.contextmanager
 def _short_trainings() -> Iterator[None]:
-    """Have claims and pathways train for eight steps; the processes that train read the configuration that this one writes."""
+    """Have claims train for eight steps; the processes that train read the configuration that this one writes."""
 
     def shortened(recipe: Callable[[], PretrainingConfig]) -> Callable[[], PretrainingConfig]:
         def configuration() -> PretrainingConfig:
@@ -117,7 +115,7 @@ def _short_trainings() -> Iterator[None]:
         return configuration
 
     short = {base: shortened(recipe) for base, recipe in CONFIGS["tiny"].items()}
-    with mock.patch.dict(CONFIGS, tiny=short), mock.patch.dict(SELECTION_SEEDS, tiny=(1000,)):
+    with mock.patch.dict(CONFIGS, tiny=short):
         yield
 
 

@@ -297,7 +297,6 @@ FOLDERS = {
     "trigger": ["--seeds", "0"],
     "pretrain": ["tiny"],
     "sweep": ["tiny"],
-    "pathways": ["--operations", "softpick", "--seeds", "0"],
     "reproduce": ["repeated_token_laws"],
 }
 """Commands that write a folder, and what makes them write one; the models are not there, since none gets so far."""

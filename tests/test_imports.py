@@ -41,7 +41,7 @@ LEVELS: list[set[str]] = [
 ]
 """Lowest first: a part may import itself and parts on lower levels, and nothing else."""
 
-CLAIMS_LEVELS: list[set[str]] = [{"contract"}, {"verdict"}, {"numbers"}, {"papers"}, {"pathways", "reproduce"}, {"testing"}]
+CLAIMS_LEVELS: list[set[str]] = [{"contract"}, {"verdict"}, {"numbers"}, {"papers"}, {"reproduce"}, {"testing"}]
 """Of the package of claims, which may import all of sinklab; a file beside its folders is one of ``papers``."""
 
 WITHOUT_TORCH = ("errors", "registry", "results", "report", "cli")

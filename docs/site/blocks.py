@@ -47,7 +47,6 @@ WHY_NOT = {
     r"^sinklab (cache|quantize|depend) ": "reads long texts for minutes; every command is run on small settings elsewhere",
     r"^sinklab (card|export) ": "reads what another run leaves; every command is run on small settings elsewhere",
     r"^sinklab reproduce": "trains or measures what is missing, in processes of its own, for minutes or more",
-    r"^sinklab pathways": "trains for minutes or more",
     r"^sinklab trigger": "trains for minutes or more; a short training is run from Python",
     r"vit|VISION_MODEL|--corpus pictures/": "needs a model of pictures, and pictures",
     r"lm_eval:|evaluation": "downloads the data of the task",

@@ -1,11 +1,10 @@
-"""Names to plug-ins: one small registry per kind, filled by looking at the files of one package and at entry points.
+"""Names to plug-ins: one small registry per kind, filled by looking at the files of its package and of other packages.
 
 A plug-in is one file. ``probes/sink_rate.py`` registers the class ``SinkRate`` under ``sink_rate``: file name and registered
 name are the same word, so the *names* are known without importing anything and ``sinklab list`` needs no torch; the file is
-imported when its plug-in is asked for. Outside packages use the same door with an entry point in the group
-``sinklab.<kind>`` (``sinklab.probes``: ``my_probe = "my_package.my_probe:MyProbe"``). A package that has many names itself
-once in the group ``sinklab.packages``; its files are searched for ``@probes.register("my_probe")`` (see :func:`packages`). A
-clash of names and a file that fails to import are errors, never skips.
+imported when its plug-in is asked for. Another package names itself with an entry point in the group ``sinklab.packages``; its
+files are searched for ``@probes.register("my_probe")`` (see :func:`packages`). A clash of names and a file that fails to import
+are errors, never skips.
 
 Wherever a plug-in can be named it can be given settings: ``entropy:sink_position=2``, or ``{"name": "entropy",
 "sink_position": 2}``. :meth:`Registry.make` is the one place that reads them, and :meth:`Registry.settings` the one that
@@ -97,7 +96,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """All names, sorted; nothing is imported."""
-        return sorted(self._files() | self.marked().keys() | self._entry_points().keys() | self._objects.keys())
+        return sorted(self._files() | self.marked().keys() | self._objects.keys())
 
     def summary(self, name: str) -> str:
         """First sentence of the docstring of the plug-in's file, or of what is marked in the file of a package; it is parsed,
@@ -119,12 +118,8 @@ class Registry(Generic[T]):
         """The class called ``name``; its file is imported on the first look-up."""
         if name not in self._objects:
             self._require(name)
-            points = self._entry_points()
-            module = f"sinklab.{self.plural}.{name}"
-            if name in points:
-                module = points[name].value.partition(":")[0]
-            elif name in self.marked():
-                module = self.marked()[name].module
+            marked = self.marked().get(name)
+            module = f"sinklab.{self.plural}.{name}" if marked is None else marked.module
             try:
                 importlib.import_module(module)
             except (Exception, SystemExit) as error:  # whatever a file of somebody else does
@@ -132,10 +127,7 @@ class Registry(Generic[T]):
                     f"{self.kind} {name!r}: its file {module} cannot be imported: {type(error).__name__}: {error}"
                 ) from error
             if name not in self._objects:
-                whose = "entry point" if name in points else "file"
-                raise ContractError(
-                    f"{module} must register a {self.kind} called {name!r}, the name of the {whose}, and does not"
-                )
+                raise ContractError(f"{module} must register a {self.kind} called {name!r}, the name of the file, and does not")
         return self._objects[name]
 
     def read(
@@ -273,14 +265,6 @@ class Registry(Generic[T]):
                 found[marked.name] = marked
         return found
 
-    def _entry_points(self) -> dict[str, importlib.metadata.EntryPoint]:
-        points: dict[str, importlib.metadata.EntryPoint] = {}
-        for point in entry_points(self.plural):
-            if point.name in points or point.name in self._files():
-                raise ContractError(f"two {self.kind} plug-ins are called {point.name!r}; one of them is {point.value}")
-            points[point.name] = point
-        return points
-
 
 @dataclasses.dataclass(frozen=True)
 class Marked:
@@ -337,16 +321,16 @@ def _marks(folder: Path) -> tuple[Marked, ...]:
     return tuple(found)
 
 
-def entry_points(plural: str) -> Sequence[importlib.metadata.EntryPoint]:
-    """What other packages enter for a kind of plug-in."""
+def entry_points(group: str) -> Sequence[importlib.metadata.EntryPoint]:
+    """What other packages enter in a group of ours: ``packages`` or ``commands``."""
     # A search through all packages takes 15 ms, and a list of claims asks 200 times. An installation changes its folder.
     folders = tuple((path, os.stat(path).st_mtime_ns) for path in sys.path if os.path.isdir(path))
-    return tuple(_entry_points(folders).select(group=f"sinklab.{plural}"))
+    return tuple(_entry_points(folders).select(group=f"sinklab.{group}"))
 
 
 @functools.lru_cache(maxsize=2)
 def _entry_points(folders: tuple[tuple[str, int], ...]) -> importlib.metadata.EntryPoints:
-    """Those of all packages, of every group: one search for all kinds."""
+    """Those of all packages, of every group."""
     # Python 3.11 gives a class of its own, which selects as the later one does.
     return typing.cast(importlib.metadata.EntryPoints, importlib.metadata.entry_points())
 

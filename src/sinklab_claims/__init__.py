@@ -5,5 +5,5 @@ imports this. Claims and read-outs are functions with ``@claims.register("name")
 file, several in one; the first paragraph of a function's docstring is what ``sinklab list claims`` shows.
 
 ``contract``: what a claim is, the effects it may name, the trained model that it reads. ``verdict``: the one rule by which it
-is judged. ``numbers``: read-outs. A file for each paper. ``reproduce``, ``pathways``: the commands.
+is judged. ``numbers``: read-outs. A file for each paper. ``reproduce``: the commands.
 """

@@ -1,4 +1,4 @@
-"""Bondarenko et al. 2023: outliers and eight bits, and heads of a masked language model that rest on one place."""
+"""Bondarenko et al. 2023: heads of a masked language model that rest on one place."""
 
 from __future__ import annotations
 
@@ -13,41 +13,12 @@ from sinklab.models.losses import IGNORED, cross_entropies, hide_tokens, loss_ki
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, Metric
-from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
-from sinklab_claims.contract.effect import Difference, Numbers, Value
+from sinklab_claims.contract.claim import OnCheckpoint, Part
+from sinklab_claims.contract.effect import Numbers, Value
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.variants import Fields, of_paper
 
 bondarenko = of_paper("bondarenko2023", "Bondarenko et al. 2023 (arXiv 2306.12929)")
-
-# --- eight bits ---------------------------------------------------------------------------------------------------------------
-
-SAME = 0.02
-"""Nats: a difference of losses below it is none."""
-
-
-@claims.register("int8_gap_falls")
-@bondarenko
-def int8_gap_falls() -> Fields:
-    """Gated heads take away most of what quantisation to eight bits after training costs a plain model."""
-    gated = Variant("gated heads", {"model.operation": {"name": "gated_heads", "opening": 0.25}})
-    return dict(
-        where="Table 2",
-        published="Perplexity in floating point and in W8A8: OPT-125m 15.84 and 21.18, gated 15.55 and 16.02 (0.29 and 0.03 "
-        "nats); BERT-base 4.49 and 1294, gated 4.45 and 4.65.",
-        presupposes=(
-            # Published baselines have 1,018 to 3,076, and the models that are called free of outliers 18.9 (OPT, gated) to 201;
-            # eight bits cost 5.7 nats for BERT-base and 0.29 for OPT-125m.
-            Part("the baseline has outliers", Value("kurtosis", BASELINE), more_than=20.0),
-            Part("the baseline loses by eight bits", Value("int8_gap", BASELINE), more_than=SAME),
-        ),
-        parts=(Part("eight bits cost less", Difference("int8_gap", BASELINE, gated.label), more_than=SAME),),
-        variants=(Variant(BASELINE), gated),
-        read_outs=("int8", "outliers"),
-    )
-
-
-# --- a masked objective -------------------------------------------------------------------------------------------------------
 
 MASKED_NUMBERS = (
     Metric(
@@ -113,7 +84,6 @@ def masked_objective() -> Fields:
         "have nothing to add.",
         costs={},
         checkpoint=OnCheckpoint(
-            label=MASKED,
             measure=masked,
             about="text",
             remark="of a model of others, on texts in its own special tokens",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -21,52 +20,13 @@ from sinklab.results.table import unpacked
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Numbers, Ratio, Value
-from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
+from sinklab_claims.contract.trained import Checkpoint, TrainedModel, gives
 from sinklab_claims.numbers.attention import look, sinks
 from sinklab_claims.numbers.losses import window
 from sinklab_claims.numbers.norms import norms
 from sinklab_claims.variants import Fields, has_sink, of_paper
 
 chen = of_paper("chen2026", "Chen et al. 2026 (arXiv 2603.17771)")
-
-# --- models along the way -----------------------------------------------------------------------------------------------------
-
-KEPT = 16
-"""Models of one training: a sink comes within tens of steps, and each is read in a second."""
-
-
-def steps_kept(config: PretrainingConfig) -> tuple[int, ...]:
-    """Steps at equal ratios, from a fifth of the warm-up (or a hundredth of the steps) to the last one."""
-    steps = config.training.steps
-    first = max(1, config.schedule.warmup_steps // 5 or steps // 100)
-    return tuple(sorted({round(first * (steps / first) ** (index / (KEPT - 1))) for index in range(KEPT)}))
-
-
-ALONG = Variant("kept along the way", lambda base: {"training.snapshots": steps_kept(base)})
-"""The baseline, of which nothing is changed but that models are kept."""
-
-
-class AtStep(TrainedModel):
-    """The model of a training after some step, and the text of that training.
-
-    Args:
-        step: one of ``training.snapshots``.
-    """
-
-    def __init__(self, trained: TrainedModel, step: int) -> None:
-        super().__init__(trained.folder, trained.cache)
-        self.step = step
-
-    @functools.cached_property
-    def loaded(self) -> LoadedModel:
-        return load_model(str(self.folder / "snapshots" / f"step-{self.step}"))
-
-
-def along_the_way(trained: TrainedModel) -> Iterator[AtStep]:
-    """The models that a training has kept, first to last; none of a training that kept none."""
-    for step in sorted(trained.config.training.snapshots):
-        yield AtStep(trained, step)
-
 
 # --- gradients ----------------------------------------------------------------------------------------------------------------
 
@@ -78,36 +38,26 @@ TEXTS, SEQ_LEN = 32, 64
 LESS = 1.25
 """Least ratio that is called more than even."""
 
-_WHEN = {
-    "start": "of the first model that the training kept",
-    "before": "of the last model kept before the weight on the first token was half of what it is in the end",
-    "end": "of the trained model",
-}
-
-GRADIENTS = tuple(
-    metric
-    for when, whose in _WHEN.items()
-    for metric in (
-        Metric(
-            f"token_gradient_{when}",
-            "ratio",
-            "Norm of the gradient of the loss with respect to the hidden state of the first token, over the mean norm of those "
-            f"of later tokens; mean over the inputs of the layers but the first, {whose}.",
-            paper="Chen et al. 2026 (arXiv 2603.17771)",
-        ),
-        Metric(
-            f"key_gradient_{when}",
-            "ratio",
-            "Norm of the gradient of the loss with respect to the first key over the mean norm of those of later keys; of "
-            f"sums over the key-value heads, {whose}.",
-        ),
-        Metric(
-            f"key_gradient_per_mass_{when}",
-            "ratio",
-            "key_gradient with each norm divided by the attention that the key receives from all queries together; of norms "
-            f"and attention summed over the key-value heads, {whose}.",
-        ),
-    )
+GRADIENTS = (
+    Metric(
+        "token_gradient",
+        "ratio",
+        "Norm of the gradient of the loss with respect to the hidden state of the first token, over the mean norm of those of "
+        "later tokens; mean over the inputs of the layers but the first.",
+        paper="Chen et al. 2026 (arXiv 2603.17771)",
+    ),
+    Metric(
+        "key_gradient",
+        "ratio",
+        "Norm of the gradient of the loss with respect to the first key over the mean norm of those of later keys; of sums "
+        "over the key-value heads.",
+    ),
+    Metric(
+        "key_gradient_per_mass",
+        "ratio",
+        "key_gradient with each norm divided by the attention that the key receives from all queries together; of norms and "
+        "attention summed over the key-value heads.",
+    ),
 )
 
 
@@ -171,70 +121,75 @@ def gradient_numbers(model: nn.Module, rows: Tensor, front: int) -> dict[str, fl
     return {name: float(number) for name, number in numbers.items()}
 
 
-def _of(model: MeasuredModel, when: str) -> dict[str, float]:
-    numbers = gradient_numbers(model.loaded.model, model.rows(TEXTS, SEQ_LEN), model.front)
-    return {f"{name}_{when}": number for name, number in numbers.items()}
-
-
-@gives(*GRADIENTS)
-def gradients(trained: TrainedModel) -> dict[str, float]:
-    """Of the first model that a training kept, the last before its sink, and the trained one. :data:`GRADIENTS`."""
-    kept = list(along_the_way(trained))
-    numbers = _of(trained, "end")
-    if kept:
-        half = sinks(trained)["first_attention"] / 2
-        before = list(itertools.takewhile(lambda model: sinks(model)["first_attention"] < half, kept))
-        numbers |= _of(kept[0], "start") | (_of(before[-1], "before") if before else {})
-    return numbers
-
-
 def of_checkpoint(checkpoint: Checkpoint) -> Numbers:
-    """Sinks and gradients of a model as it is."""
-    return {BASELINE: sinks(checkpoint) | _of(checkpoint, "end")}
-
-
-def _gathered(label: str) -> tuple[Part, ...]:
-    per_mass = Value("key_gradient_per_mass_end", label)
-    return (
-        Part("gradients gather on the first token", Value("token_gradient_end", label), more_than=TIMES),
-        Part("gradients gather on its keys", Value("key_gradient_end", label), more_than=TIMES),
-        Part("for the attention that it receives, its key gets less than others", per_mass, less_than=1 / LESS),
-    )
+    """Sinks and gradients of a model as it is. :data:`GRADIENTS`."""
+    rows = checkpoint.rows(TEXTS, SEQ_LEN)
+    return {BASELINE: sinks(checkpoint) | gradient_numbers(checkpoint.loaded.model, rows, checkpoint.front)}
 
 
 @claims.register("gradient_sinks")
 @chen
 def gradient_sinks() -> Fields:
-    """Gradients gather on the sink as attention goes to it: before, its key gets more of them than others for the attention
-    that it receives, and then less.
+    """Gradients gather on the sink as attention goes to it, and its key gets less of them than others for the attention that it
+    receives.
 
-    A causal mask alone gives early keys more queries, so the model is compared with itself before it had a sink.
+    A causal mask alone gives early keys more queries, so what a key gets is compared with what it receives. How gradients came
+    to gather takes a training, of which ``results/tiny.json`` and ``results/small-bos.json`` have some.
     """
-    label = ALONG.label
-    comes = Ratio("token_gradient_end", label, label, "token_gradient_start")
-    before = "before there is a sink, its key gets more than others for the attention that it receives"
+    per_mass = Value("key_gradient_per_mass", BASELINE)
     return dict(
         published="The norm of the gradient at the first token over the mean of the others: a median of 40.3, and 5.6 where "
         "the gradients of the value path are scaled down; nothing is said of keys.",
-        variants=(ALONG,),
-        bases=("no-bos", "bos"),
-        read_outs=("sinks", gradients),
-        presupposes=(has_sink(label),),
+        costs={},
+        bases=("no-bos",),
+        presupposes=(has_sink(),),
         parts=(
-            *_gathered(label),
-            Part("they gather on the first token as the sink comes", comes, more_than=LESS),
-            Part(before, Value("key_gradient_per_mass_before", label), more_than=LESS),
+            Part("gradients gather on the first token", Value("token_gradient", BASELINE), more_than=TIMES),
+            Part("gradients gather on its keys", Value("key_gradient", BASELINE), more_than=TIMES),
+            Part("for the attention that it receives, its key gets less than others", per_mass, less_than=1 / LESS),
         ),
-        checkpoint=OnCheckpoint(
-            measure=of_checkpoint,
-            parts=_gathered(BASELINE),
-            presupposes=(has_sink(),),
-            remark="How gradients came to gather takes a training; on a checkpoint it is asked whether they do.",
-        ),
+        checkpoint=OnCheckpoint(measure=of_checkpoint),
     )
 
 
 # --- the order of onset -------------------------------------------------------------------------------------------------------
+
+KEPT = 16
+"""Models of one training: a sink comes within tens of steps, and each is read in a second."""
+
+
+def steps_kept(config: PretrainingConfig) -> tuple[int, ...]:
+    """Steps at equal ratios, from a fifth of the warm-up (or a hundredth of the steps) to the last one."""
+    steps = config.training.steps
+    first = max(1, config.schedule.warmup_steps // 5 or steps // 100)
+    return tuple(sorted({round(first * (steps / first) ** (index / (KEPT - 1))) for index in range(KEPT)}))
+
+
+ALONG = Variant("kept along the way", lambda base: {"training.snapshots": steps_kept(base)})
+"""The baseline, of which nothing is changed but that models are kept."""
+
+
+class AtStep(TrainedModel):
+    """The model of a training after some step, and the text of that training.
+
+    Args:
+        step: one of ``training.snapshots``.
+    """
+
+    def __init__(self, trained: TrainedModel, step: int) -> None:
+        super().__init__(trained.folder, trained.cache)
+        self.step = step
+
+    @functools.cached_property
+    def loaded(self) -> LoadedModel:
+        return load_model(str(self.folder / "snapshots" / f"step-{self.step}"))
+
+
+def along_the_way(trained: TrainedModel) -> Iterator[AtStep]:
+    """The models that a training has kept, first to last; none of a training that kept none."""
+    for step in sorted(trained.config.training.snapshots):
+        yield AtStep(trained, step)
+
 
 LATER = 1.1
 """Ratio of two steps above which one is later; models are kept at steps that lie 1.25 apart, and lines are drawn between."""

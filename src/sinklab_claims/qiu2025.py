@@ -13,7 +13,7 @@ HALF = 0.5
 """Of the weight on the first token: less is called most of it taken away."""
 
 SAME = 0.02
-"""Nats below which losses are no different, as for pathways."""
+"""Nats below which losses are no different."""
 
 
 @claims.register("gate_positions")

@@ -95,13 +95,13 @@ TOKEN = 200
 """Id of a byte that the texts do not contain, or hardly, in the vocabularies of all scales; no special token."""
 
 
-def fixed(label: str, place: int, token: int = TOKEN) -> Variant:
-    """The variant in which every row holds one token at a place, counted from 0, and has no BOS."""
-    changes = {"data.fixed_position": place, "data.fixed_token": token, "data.random_positions": None}
-    return Variant(label, {"data.bos": "none", **changes})
-
-
-FIXED = tuple(fixed(f"fixed_{ordinal}", place) for place, ordinal in enumerate(("first", "second", "third")))
+FIXED = tuple(
+    Variant(
+        f"fixed_{ordinal}",
+        {"data.bos": "none", "data.fixed_position": place, "data.fixed_token": TOKEN, "data.random_positions": None},
+    )
+    for place, ordinal in enumerate(("first", "second", "third"))
+)
 """The same token at the first, second and third place; held-out rows hold it where training rows do."""
 
 RATE_AT = ("sink_rate", "sink_rate_1", "sink_rate_2")

@@ -24,7 +24,7 @@ from sinklab_claims.chen2026 import gradient_numbers, half_way
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.gu2024_laws import measure, of_checkpoint
 from sinklab_claims.gu2024_models import LENGTHS as ROW_LENGTHS
-from sinklab_claims.gu2024_models import OTHERS, THRESHOLDS, USUAL, SameOrder, folded, rates
+from sinklab_claims.gu2024_models import THRESHOLDS, folded, rates
 from sinklab_claims.numbers.attention import carried
 from sinklab_claims.verdict.rule import judge, judge_model
 from sinklab_claims.yona2025 import COUNT, false_sinks
@@ -260,22 +260,6 @@ def test_a_weight_that_float32_cannot_hold_is_not_below_its_bound() -> None:
 # --- the metric itself --------------------------------------------------------------------------------------------------------
 
 
-def test_order_of_models_by_hand():
-    effect = SameOrder("usual", ("other", "third"), ("a", "b", "c"))
-
-    def of(*columns):
-        return {label: dict(zip(("usual", "other", "third"), values, strict=True)) for label, *values in columns}
-
-    assert effect(of(("a", 0, 1, 5), ("b", 10, 2, 7), ("c", 30, 3, 9))) == 1.0
-    # b and c change places in the third, one of three pairs; a and b in no order by it would be another.
-    assert effect(of(("a", 0, 1, 5), ("b", 10, 2, 9), ("c", 30, 3, 7))) == pytest.approx(2 / 3)
-    assert effect(of(("a", 0, 1, 5), ("b", 10, 2, 5), ("c", 30, 3, 9))) == pytest.approx(2 / 3)
-    # Four points are no order, so nothing is left of a and b.
-    assert effect(of(("a", 6, 9, 9), ("b", 10, 1, 1), ("c", 30, 10, 10))) == 1.0
-    assert effect(of(("a", 6, 9, 9), ("b", 7, 1, 1), ("c", 8, 0, 0))) is None
-    assert (effect.unit, len(effect.needs())) == ("fraction", 9)
-
-
 def test_rates_of_a_sink_of_known_weight():
     """A score of s on the first key gives query t a weight of e^s / (e^s + t - 1) there; its mean decides each setting."""
     model = by_position(0.4)
@@ -287,7 +271,7 @@ def test_rates_of_a_sink_of_known_weight():
         for length in ROW_LENGTHS:
             expected = 100.0 * bool(first[:length].mean() > threshold / 100)
             assert numbers[f"sink_rate_{threshold}_of_{length}"] == expected
-    assert 0 < sum(numbers[name] for name in (USUAL, *OTHERS)) < 900  # some settings see it and some do not
+    assert len(set(numbers.values())) > 1  # some settings see it and some do not
     at_usual = [numbers[f"sink_rate_30_of_{length}"] for length in ROW_LENGTHS]
     assert numbers["change_with_length"] == max(at_usual) - min(at_usual)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import re
@@ -42,15 +41,6 @@ RATE, STAR, LOSS = "sink_rate", "sink_rate_star", "held_out_loss"
 WINDOW, SINKS, ANEW = (math.log(perplexity) for perplexity in (5158.07, 5.40, 5.43))
 
 
-def _by_setting(rate: float) -> dict[str, float]:
-    """A rate that falls with the threshold and, a little, with the length; the paper shows curves."""
-    found = {
-        f"sink_rate_{threshold}_of_{length}": rate * (1.3 - threshold / 100) * (1.1 - length / 640)
-        for threshold, length in itertools.product((20, 30, 40), (32, 48, 64))
-    }
-    return {**found, "change_with_length": 2.0}
-
-
 PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
     "sink_moves_to_bias": {
         "baseline": {STAR: 0, RATE: 18.18},
@@ -79,12 +69,6 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
             **{"cosine_first": 0.5, "cosine_other": -0.2},
         }
     },
-    "threshold_and_length": {
-        "rate x1/4": _by_setting(3),
-        "ALiBi": _by_setting(15),
-        "baseline": _by_setting(25),
-        "fixed_first": _by_setting(50),
-    },
     # Llama-2-13B and Llama-2-7B.
     "window_fails_sinks_restore": {
         "baseline": {"first_attention": 0.5, "window_0": WINDOW, "window_4": SINKS, "re_computation": ANEW}
@@ -108,11 +92,6 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
         "softmax plus one": {RATE: 16.36},
         "baseline": {RATE: 34.89},
     },
-    # OPT-125m.
-    "int8_gap_falls": {
-        "baseline": {"int8_gap": math.log(21.18 / 15.84), "kurtosis": 1778},
-        "gated heads": {"int8_gap": math.log(16.02 / 15.55)},
-    },
     "trigger_relu": {
         "solution": {"max_error": 0.0, "bos_weight_largest": 0.0},
         "one head": {"head_bos_weight_largest": 0.0, "max_error": 0.004},
@@ -134,7 +113,7 @@ def test_published_numbers_are_a_reproduction(name):
     assert PLAIN.get(verdict, verdict) == "reproduced"
 
 
-SAME_RUNS = ("position_schemes", "inputs_by_position", "inputs_with_rotary_positions")
+SAME_RUNS = ("position_schemes",)
 """Claims in which a variant may be the scale's own configuration."""
 
 
@@ -374,9 +353,7 @@ class TestReproduce:
         assert (asked["names"], asked["scale"], list(asked["seeds"]), asked["jobs"]) == ([NAME], "tiny", [0, 1, 2, 3, 4], 1)
         assert "the sink is gone" in printed
         assert "less than -5" in printed
-        for file in ("claims.html", f"tiny/{NAME}/table.parquet"):
-            assert (tmp_path / "sinklab-claims" / file).is_file()
-            assert file in printed.replace("\n", "")
+        assert f"tiny/{NAME}/table.parquet" in printed.replace("\n", "")
 
     def test_failed_runs_are_named_and_the_status_is_1(self, asked):
         result = run("reproduce", "learning_rate", status=1)

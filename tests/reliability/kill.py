@@ -76,11 +76,6 @@ ENTRIES = {
     "fold": Entry((MODEL, "--samples", "2", "--seq-len", "32", *OUT)),
     "depend": Entry((MODEL, "--task", "long_text:corpus={inputs}/text.txt", "--window", "24", "--items", "3", *OUT)),
     "trigger": Entry(("--operation", "softmax,relu", "--seeds", "0..1", "--cap", "3", "--samples", "16", *OUT)),
-    "pathways": Entry(
-        ("--operations", "softmax_plus_one", "--seeds", "0", "--jobs", "2", "--store", "{work}/store", *OUT),
-        workers=True,
-        goes_on=True,
-    ),
     "reproduce": Entry(
         ("sigmoid_has_no_sink", "repeated_token_laws", "--seeds", "0", "--jobs", "2", *OUT), workers=True, goes_on=True
     ),

@@ -30,7 +30,6 @@ import sinklab.training.train
 from sinklab.configuration import with_overrides
 from sinklab_claims.contract import claim as contract
 from sinklab_claims.contract.claim import base_config
-from sinklab_claims.pathways import runs
 from sinklab_claims.reproduce import store
 
 IMPORTED = (matplotlib, pandas, torch, transformers, sinklab)
@@ -69,7 +68,6 @@ def run_line(
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115  of the whole process
     for module in (store, contract):
         module.base_config = small_config
-    runs.FACTORS = (0.5, 1.0)
     below = str(work)
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:

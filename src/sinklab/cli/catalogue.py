@@ -17,7 +17,7 @@ from rich.text import Text
 
 import sinklab
 from sinklab.cli.derive import plain
-from sinklab.errors import ContractError, UnknownNameError
+from sinklab.errors import UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.registry import KINDS, Registry, registry_of
 from sinklab.results.blocks import Block, Facts, Grid, Say
@@ -46,7 +46,7 @@ def catalogue(kind: str | None = None) -> dict[str, dict[str, str]]:
     if kind in ("model", "models"):
         return {"models": {name: _model_summary(name) for name in embedded_names()}}
     kinds = KINDS if kind is None else {registry_of(kind).plural: registry_of(kind)}
-    listed = {plural: {name: _summary(registry, name) for name in registry} for plural, registry in kinds.items()}
+    listed = {plural: {name: registry.summary(name) for name in registry} for plural, registry in kinds.items()}
     if kind is None:
         listed["models"] = {name: _model_summary(name) for name in embedded_names()}
     return listed
@@ -99,16 +99,6 @@ def _metric(metric: Metric) -> Description:
 
 def _papers(text: str) -> list[str]:
     return sorted(set(re.findall(r"\b\d{4}\.\d{5}\b", text)))
-
-
-def _summary(registry: Registry[Any], name: str) -> str:
-    """What a plug-in is; of a foreign one that is broken why, so that the others are listed all the same."""
-    try:
-        return registry.summary(name)
-    except ContractError as error:
-        cause = error.__cause__
-        text = str(error) if cause is None else f"cannot be imported: {type(cause).__name__}: {cause}"
-        return " ".join(text.split())
 
 
 def _model_summary(name: str) -> str:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator
 
 import pandas as pd
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from sinklab.registry import read_outs
 from sinklab.results.metric import PERCENTAGE, Metric
 from sinklab.training.rows import token_losses, windowed_losses
-from sinklab.training.trainer import stack
 from sinklab_claims.contract.trained import MeasuredModel, TrainedModel, gives
 from sinklab_claims.numbers.attention import batches
-from sinklab_claims.numbers.quantized import quantized
 
 TOKENS, LEAST_ROWS = 16_384, 32
 """Tokens of held-out text behind a mean loss, and rows of it at least."""
@@ -62,56 +56,6 @@ def window(trained: MeasuredModel) -> dict[str, float]:
     losses_of = [torch.cat(parts).double().mean().item() for parts in (dense, with_sinks, alone)]
     numbers = {"window_gap": losses_of[2] - losses_of[0], "window_sink_gap": losses_of[1] - losses_of[0]}
     return numbers | {"sink_worth": numbers["window_gap"] - numbers["window_sink_gap"]}
-
-
-CALIBRATION, BATCH_TOKENS = 16, 1024
-"""Batches of training text from which the ranges of activations are taken (Bondarenko et al. 2023), and their tokens."""
-
-INT8 = (
-    Metric(
-        "int8_loss",
-        "nats",
-        "Mean next-token loss on held-out text with weights and activations on grids of 256 values (W8A8), simulated; what is "
-        "quantised: Bondarenko et al. 2023 (arXiv 2306.12929), but for the inside of the attention function.",
-    ),
-    Metric("float_loss", "nats", "The loss of the model as it is, float32, on the same text."),
-    Metric("int8_gap", "nats", "int8_loss - float_loss."),
-)
-
-
-@read_outs.register("int8")
-@gives(*INT8)
-def int8(trained: TrainedModel) -> dict[str, float]:
-    """What is lost when weights and activations are quantised to eight bits after training.
-
-    Numbers of :data:`INT8` on held-out rows of the length of the training.
-    """
-    before, after = quantization_gap(trained, weight_bits=8, activation_bits=8)
-    return {"int8_loss": after, "float_loss": before, "int8_gap": after - before}
-
-
-@torch.no_grad()
-def quantization_gap(trained: TrainedModel, *, weight_bits: int, activation_bits: int) -> tuple[float, float]:
-    """Held-out loss in nats as it is and on grids of so many bits."""
-    model = copy.deepcopy(trained.loaded.model).float()
-    rows = trained.rows(max(LEAST_ROWS, TOKENS // trained.context))
-    coarse = quantized(model, calibration_batches(trained), weight_bits=weight_bits, activation_bits=activation_bits)
-    return _loss(model, rows), _loss(coarse, rows)
-
-
-def calibration_batches(trained: TrainedModel) -> Iterator[Tensor]:
-    """Training rows spread evenly over the training text, in 16 batches of about 1,024 tokens, on the model's device."""
-    text = trained.data.train
-    size = max(1, BATCH_TOKENS // text.context)
-    for batch in range(CALIBRATION):
-        numbers = range(batch * size, (batch + 1) * size)
-        rows = stack([text[number * len(text) // (CALIBRATION * size)] for number in numbers])
-        yield rows["input_ids"].to(trained.loaded.device)
-
-
-def _loss(model: PreTrainedModel, rows: Tensor) -> float:
-    losses = [token_losses(model, part) for part in batches(rows)]
-    return torch.cat(losses).double().mean().item()
 
 
 _AT = {

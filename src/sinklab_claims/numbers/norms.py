@@ -1,4 +1,4 @@
-"""How the first token stands out in a trained model: norms, angles, and outliers of what modules put out."""
+"""How the first token stands out in a trained model: norms and angles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from sinklab.attention.probe import Probe
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.key_norm import KeyNorm
 from sinklab.probes.massive_activation import MassiveActivation
-from sinklab.probes.outliers import KURTOSIS, LAYER_KURTOSIS, LAYER_MAX_INF_NORM, MAX_INF_NORM, Outliers
 from sinklab.probes.query_key_angle import QueryKeyAngle
 from sinklab.probes.value_norm import ValueNorm
 from sinklab.registry import read_outs
@@ -116,17 +115,3 @@ def _sink_heads(weights: dict[int, Tensor]) -> list[tuple[int, int]]:
         for head, weight in enumerate(of_layer.tolist())
         if weight > just_above(THRESHOLD)
     ]
-
-
-@read_outs.register("outliers")
-@gives(MAX_INF_NORM, KURTOSIS, LAYER_MAX_INF_NORM, LAYER_KURTOSIS)
-def outliers(trained: MeasuredModel) -> dict[str, float]:
-    """Kurtosis and largest absolute value of what attention modules and layers put out (Bondarenko et al. 2023).
-
-    The numbers of the probe for the whole model, on 100 held-out rows of 64 tokens, or as many as there are, as in training.
-
-    Learned tokens that the model puts in front count like others.
-    """
-    probe = Outliers()
-    look(trained.loaded.model, first_rows(trained), (probe,))
-    return {row["metric"]: row["value"] for row in unpacked(probe.rows()) if "layer" not in row}

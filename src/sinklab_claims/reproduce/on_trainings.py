@@ -15,7 +15,7 @@ from sinklab.jobs.grid import Cell
 from sinklab.results.environment import environment
 from sinklab.results.folder import FolderLock, require_no_less
 from sinklab.results.metric import Metric, declared
-from sinklab.results.progress import duration
+from sinklab.results.progress import bars, duration, silent
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.sections import to_json
 from sinklab.results.table import make_table, read_run, write_json, write_table
@@ -38,9 +38,12 @@ from sinklab_claims.reproduce.store import (
     make_cells,
     measurement,
     name_of,
+    open_store,
     read_numbers,
+    reading,
     resolved_changes,
-    train_and_read,
+    run_missing,
+    train_cells,
 )
 from sinklab_claims.verdict.records import ClaimFound, answer
 from sinklab_claims.verdict.rule import Conclusion, judge
@@ -114,8 +117,12 @@ def reproduce(
         for request in sorted(runnable, key=lambda request: request.name):
             locks.enter_context(FolderLock(out / request.folder))
             require_no_less(out / request.folder, {"seeds": kept_of(out / request.folder)["seeds"]}, {"seeds": seeds})
-        how: dict[str, Any] = {"cache": cache, "jobs": jobs, "retries": retries, "ray": ray, "progress": progress}
-        plan, errors = train_and_read(cells, read, measured, scale=scale, store=out, **how)
+        plan = open_store(out / "runs" / scale, cells, cache, ray=ray, progress=progress)
+        errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
+        tasks = [reading(plan.folder / cell, read_out) for cell, read_out in dict.fromkeys(read)]
+        with bars() if progress else contextlib.nullcontext(silent) as shown:
+            there = [task for task in tasks if task is not None]
+            errors |= run_missing([*there, *measured], logs=out / "logs", cache=cache, jobs=jobs, progress=shown)
         return [_conclude(request, plan, seeds, out, errors) for request in requests]
 
 

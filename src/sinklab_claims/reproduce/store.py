@@ -32,7 +32,7 @@ from sinklab.models.loading import load_model
 from sinklab.registry import read_outs
 from sinklab.results.folder import FolderLock, from_outside
 from sinklab.results.metric import Metric
-from sinklab.results.progress import Progress, bars, silent
+from sinklab.results.progress import Progress, silent
 from sinklab.results.run import new_run_id
 from sinklab.results.store import Store
 from sinklab.results.table import read_run
@@ -41,6 +41,7 @@ from sinklab.training.config import PretrainingConfig
 from sinklab.training.process import chosen_dtype
 from sinklab.training.tokenizer import hash_key
 from sinklab_claims.contract.claim import (
+    BASELINE,
     Base,
     Changes,
     ReadOut,
@@ -292,7 +293,7 @@ class Task:
             raise DoesNotApply(reason)
         if how.measure is not None:
             return {label: _plain(of) for label, of in how.measure(opened).items()}
-        return {how.label: {name: value for function in functions for name, value in _plain(function(opened)).items()}}
+        return {BASELINE: {name: value for function in functions for name, value in _plain(function(opened)).items()}}
 
     def open(self, cache: Path) -> Opened:
         """The model that it is measured on."""
@@ -356,41 +357,6 @@ def read_numbers(run: Path, wanted: Sequence[str]) -> dict[str, float]:
         cached = None if task is None else task.cached()
         numbers |= {} if cached is None else {key: value for key, value in cached["numbers"].items() if value is not None}
     return numbers
-
-
-def train_and_read(
-    cells: Mapping[str, Cell],
-    read: Iterable[tuple[str, str]],
-    measurements: Sequence[Task] = (),
-    *,
-    scale: Scale,
-    store: Path,
-    cache: Path,
-    jobs: int | None,
-    retries: int,
-    ray: str | None,
-    progress: bool,
-) -> tuple[SweepPlan, dict[str, str]]:
-    """Train the cells that are missing in a store, and take the read-outs and measurements that are.
-
-    Args:
-        cells: by name.
-        read: names of cells, each with a read-out to take of it.
-        store: output directory of ``sinklab reproduce``.
-
-    Returns:
-        The plan of the store, and the errors of what failed.
-
-    Raises:
-        ConfigurationError, InputError: a training that cannot be, a machine that cannot run it, or a text or directory that
-            cannot be used.
-        KeyboardInterrupt: after running trainings have stopped with a checkpoint.
-    """
-    plan = open_store(store / "runs" / scale, cells, cache, ray=ray, progress=progress)
-    errors = train_cells(plan, cells, jobs=jobs, retries=retries, ray=ray, progress=progress)
-    tasks = [task for cell, read_out in dict.fromkeys(read) if (task := reading(plan.folder / cell, read_out)) is not None]
-    with bars() if progress else contextlib.nullcontext(silent) as shown:
-        return plan, errors | run_missing([*tasks, *measurements], logs=store / "logs", cache=cache, jobs=jobs, progress=shown)
 
 
 @contextlib.contextmanager

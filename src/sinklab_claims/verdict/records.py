@@ -159,7 +159,7 @@ def read_results(folder: Path) -> list[StoredClaim]:
             results += [StoredClaim(folder / place / record["claim"], _read(record, kept)) for record in records]
         for path in sorted((folder / place).glob("*/run.json")):
             record = read_run(path.parent)
-            if record.get("kind") != "pathways":  # kept beside claims, and read by its own command
+            if record.get("kind") != "pathways":  # a comparison of operations that is kept beside claims
                 results.append(StoredClaim(path.parent, _read(record, path)))
     by_name = sorted(results, key=lambda result: result.record.claim)
     return sorted(by_name, key=lambda result: result.record.created, reverse=True)

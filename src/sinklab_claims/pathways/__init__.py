@@ -1,1 +1,0 @@
-"""The command ``pathways``: ways to do nothing, compared at equal compute and data, in one table."""
