@@ -18,7 +18,7 @@ from sinklab.attention.paths import decode as path_decode
 from sinklab.operations.softmax import Softmax
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.slot_table import SlotTable
+from sinklab.streaming.table import SlotTable
 from sinklab.streaming.traits import Rotation
 
 SINKS, HELD, SIZE = 4, 1024, 64

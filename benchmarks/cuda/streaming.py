@@ -18,7 +18,7 @@ from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.host import compile_steps
 from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.slot_table import SlotTable
+from sinklab.streaming.table import SlotTable
 from sinklab.streaming.traits import Rotation
 
 SINKS, STEPS = 4, 16

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from sinklab.attention.maps import AttentionMaps
     from sinklab.attention.returned import attend_returned
     from sinklab.attention.session import attend
-    from sinklab.attention.statistics.of_tensors import attention_statistics
     from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model, wrap_model
     from sinklab.probes.sink_rate import SinkRate
@@ -49,7 +48,6 @@ _HOMES = {
     "attach": "sinklab.models.attach",
     "attend": "sinklab.attention.session",
     "attend_returned": "sinklab.attention.returned",
-    "attention_statistics": "sinklab.attention.statistics.of_tensors",
     "audit": "sinklab.studies.audit.audit",
     "find_causes": "sinklab.studies.causes.causes",
     "find_origin": "sinklab.studies.origin.origin",
@@ -80,7 +78,6 @@ __all__ = [
     "attach",
     "attend",
     "attend_returned",
-    "attention_statistics",
     "audit",
     "find_causes",
     "find_origin",

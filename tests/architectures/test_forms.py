@@ -408,12 +408,12 @@ def test_a_mask_of_the_user_goes_on_with_a_cache(kind: type[Cache]) -> None:
     """The host builds no mask then that would say where the queries begin; the cache does."""
     model, tokens = model_of("llama", "sdpa"), batch_of(ZOO["llama"])["input_ids"]
     tables = []
-    with attend(model, probes=[SinkRate()]) as session:
+    with attend(model, probes=[AttentionReceived()]) as session:
         forward(model, {"input_ids": tokens})
     tables.append(session.table())
     recorder, seen, room = Recorder(), torch.ones(LENGTH, LENGTH).tril().bool(), LENGTH + 3
     cache = kind(config=model.config) if kind is DynamicCache else kind(config=model.config, max_cache_len=room)
-    with attend(model, probes=[recorder, SinkRate()]) as session:
+    with attend(model, probes=[recorder, AttentionReceived()]) as session:
         for start, stop in ((0, 4), (4, LENGTH - 1), (LENGTH - 1, LENGTH)):
             mask = torch.nn.functional.pad(seen[start:stop], (0, room - LENGTH))[:, : stop if kind is DynamicCache else room]
             places = torch.arange(start, stop).expand(len(tokens), -1)
@@ -423,7 +423,7 @@ def test_a_mask_of_the_user_goes_on_with_a_cache(kind: type[Cache]) -> None:
             assert call.query_positions[0].tolist() == list(range(start, stop))
             assert [place for place in call.key_positions[0].tolist() if place >= 0] == list(range(stop))
             assert call.cached_keys == start
-    tables.append(session.table().query("probe == 'sink_rate'").reset_index(drop=True))
+    tables.append(session.table().query("probe == 'attention_received'").reset_index(drop=True))
     pandas.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-4)
 
 

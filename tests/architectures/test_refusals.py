@@ -52,10 +52,7 @@ def test_private_path_is_refused_and_the_other_backend_is_not() -> None:
 
 def test_unknown_keyword_is_refused() -> None:
     model = model_of("llama")
-    with (
-        pytest.raises(UnsupportedModelError, match=r"model\.layers\.0\.self_attn.*temperature_map"),
-        attend(model, probes=[]),
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.0\.self_attn.*temperature_map"), attend(model, probes=[]):
         forward(model, {**batch_of(ZOO["llama"]), "temperature_map": torch.ones(1)})
     # The model was not harmed, and the next session works.
     with attend(model, probes=[], verify=True):

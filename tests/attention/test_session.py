@@ -16,13 +16,7 @@ from tests.conftest import make_sinklm
 from tests.models.adapted import Adapted
 from tests.operators import Operators
 from torch import nn
-from transformers import (
-    DynamicCache,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-)
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention import session

@@ -189,16 +189,8 @@ def test_a_type_that_nobody_unpacks(file, number):
         ({"architecture": "plamo"}, UnsupportedModelError, r"transformers [\d.]+ cannot read this GGUF file: .*plamo"),
         ({"split__count": 3}, InputError, "is one of 3 parts; join them with: llama-gguf-split --merge"),
         ({"llama__rope__scaling__type": "yarn"}, UnsupportedModelError, r"scales positions \(yarn\)"),
-        (
-            {"also": {"rope_freqs.weight": torch.ones(8)}},
-            UnsupportedModelError,
-            r"holds [\d,]+ numbers, and transformers",
-        ),
-        (
-            {"without": ["model.layers.1.mlp.up_proj.weight"]},
-            InputError,
-            r"lacks 1 of the tensors .* model\.layers\.1",
-        ),
+        ({"also": {"rope_freqs.weight": torch.ones(8)}}, UnsupportedModelError, r"holds [\d,]+ numbers, and transformers"),
+        ({"without": ["model.layers.1.mlp.up_proj.weight"]}, InputError, r"lacks 1 of the tensors .* model\.layers\.1"),
     ],
 )
 def test_a_model_that_would_be_another_one(made, error, says, tmp_path):

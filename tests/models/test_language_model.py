@@ -263,11 +263,7 @@ def test_outputs_asked_for():
 
 
 def test_bfloat16_stays_bfloat16():
-    for fields in (
-        {},
-        {"position": {"name": "alibi"}, "norm": "layer_norm"},
-        {"norm_placement": "sandwich"},
-    ):
+    for fields in ({}, {"position": {"name": "alibi"}, "norm": "layer_norm"}, {"norm_placement": "sandwich"}):
         model = make(**fields).bfloat16()
         assert logits_of(model).dtype == torch.bfloat16
         with torch.autocast("cpu", torch.bfloat16):

@@ -16,11 +16,9 @@ from sinklab.operations.p_normalized import PNormalized
 from sinklab.operations.relu import Relu
 from sinklab.operations.scaled_softmax import ScaledSoftmax
 from sinklab.operations.sigmoid import Sigmoid
-from sinklab.operations.softcap import Softcap
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.operations.softpick import Softpick
-from sinklab.operations.tempered_softmax import TemperedSoftmax
 from sinklab.probes.null_mass import NullMass
 
 # --- softmax -----------------------------------------------------------------------------------------------------------------
@@ -360,53 +358,6 @@ def test_powers_sum_to_one_at_any_size_of_the_scores(sigmoid):
 
 def test_no_null_mass_is_defined():
     assert PNormalized().null_mass(torch.randn(1, 1, 3, 3), None) is None
-
-
-# --- softcap -----------------------------------------------------------------------------------------------------------------
-
-
-def test_three_tokens_by_hand_of_softcap():
-    # tanh(ln 2) = 3/5, tanh(ln 3) = 4/5
-    scores = 10.0 * torch.log(torch.tensor([[1.0, 2.0, 3.0], [2.0, 2.0, 1.0], [1.0, 2.0, 3.0]]))[None, None]
-    weights = Softcap(cap=10.0).weights(scores, torch.ones(3, 3, dtype=torch.bool).tril())[0, 0]
-    last = torch.tensor([1.0, math.exp(6.0), math.exp(8.0)])
-    expected = torch.stack((torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.5, 0.5, 0.0]), last / last.sum()))
-    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
-
-
-def test_it_is_the_cap_of_a_host_model():
-    queries, keys, values = 5.0 * torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
-    outputs, _ = Softcap(cap=3.0).head_outputs(queries, keys, values, None, 0.5)
-    expected, _ = Softmax().head_outputs(queries, keys, values, None, 0.5, softcap=3.0)
-    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-13)
-
-
-def test_no_weight_exceeds_the_bound():
-    scores = torch.full((1, 1, 1, 6), -1e4)
-    scores[..., 2] = 1e4
-    weights = Softcap(cap=1.5).weights(scores, None)
-    assert float(weights.max()) == pytest.approx(1 / (1 + 5 * math.exp(-3.0)), abs=1e-6)
-    assert Softcap().null_mass(scores, None) is None
-
-
-# --- tempered_softmax --------------------------------------------------------------------------------------------------------
-
-
-def test_three_tokens_by_hand_of_tempered_softmax():
-    queries, keys = torch.ones(1, 1, 3, 1), torch.log(torch.tensor([[1.0], [2.0], [3.0]]))[None, None]
-    lower = torch.ones(3, 3, dtype=torch.bool).tril()
-    _, weights = TemperedSoftmax(temperature=0.5).head_outputs(queries, keys, keys, lower, 1.0)
-    expected = torch.tensor([[1.0, 0.0, 0.0], [1 / 5, 4 / 5, 0.0], [1 / 14, 4 / 14, 9 / 14]])  # squares
-    torch.testing.assert_close(weights[0, 0], expected, rtol=0, atol=1e-6)
-
-
-def test_it_divides_the_scores_before_they_are_capped():
-    queries, keys, values = 3.0 * torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
-    outputs, _ = TemperedSoftmax(temperature=4.0).head_outputs(queries, keys, values, None, 0.5, softcap=2.0)
-    expected, _ = Softmax().head_outputs(queries, keys, values, None, 0.125, softcap=2.0)
-    assert torch.equal(outputs, expected)  # powers of two: nothing is rounded
-    neutral, _ = TemperedSoftmax(temperature=1.0).head_outputs(queries, keys, values, None, 0.5)
-    assert torch.equal(neutral, Softmax().head_outputs(queries, keys, values, None, 0.5)[0])
 
 
 # --- scaled_softmax ----------------------------------------------------------------------------------------------------------

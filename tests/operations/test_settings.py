@@ -23,11 +23,9 @@ from sinklab.operations.scaled_softmax import ScaledSoftmax
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.sink_logit import SinkLogit
 from sinklab.operations.sink_token import SinkToken
-from sinklab.operations.softcap import Softcap
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.operations.softpick import Softpick
-from sinklab.operations.tempered_softmax import TemperedSoftmax
 from sinklab.operations.value_bias import ValueBias
 from sinklab.registry import operations
 from sinklab.testing import check_operation
@@ -65,9 +63,7 @@ SETTINGS = [
     Sigmoid(bias=1, normalize=True),
     SinkLogit(initial=-3.0),
     SinkToken(count=2),
-    Softcap(cap=2.0),
     Softpick(),
-    TemperedSoftmax(temperature=0.3),
     ValueBias(shared=True),
 ]
 
@@ -121,8 +117,6 @@ REFUSED = [
     ("sink_logit", {"initial": math.inf}, "must be a finite score"),
     ("sink_logit", {"initial": math.nan}, "must be a finite score"),
     ("sink_token", {"count": 0}, "without one, use softmax"),
-    *(("softcap", {"cap": cap}, "positive score") for cap in (0.0, -50.0, math.nan, math.inf)),
-    *(("tempered_softmax", {"temperature": value}, "positive number") for value in (0.0, -1.0, math.nan, math.inf)),
 ]
 
 

@@ -104,7 +104,7 @@ def test_blocks_are_the_context_shift_of_llama_cpp():
         (Pinned(pinned=tuple(range(30)), window=9), "{30 tokens}+9"),
         (Blocks(num_sinks=1, block=16, blocks=4), "1+4×16"),
         (Blocks(positions="original"), "4+2×512, original positions"),
-        (Recompute(window=9, every=2), "recompute 9, every 2"),
+        (Recompute(window=9), "recompute 9"),
     ],
 )
 def test_describe(policy, words):

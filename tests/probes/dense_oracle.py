@@ -123,7 +123,6 @@ def show(probe, *calls: AttentionCall):
     """Show calls with their dense statistics to a probe and close it."""
     for call in calls:
         probe.update(call, dense_statistics(call))
-    probe.finish()
     return probe
 
 
@@ -157,7 +156,6 @@ def show_layers(probe, *outputs: LayerOutput):
     """Show layer outputs to a probe and close it."""
     for output in outputs:
         probe.update_layer(output)
-    probe.finish()
     return probe
 
 

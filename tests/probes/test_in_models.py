@@ -26,8 +26,7 @@ from sinklab.probes.value_norm import ValueNorm
 from sinklab.testing import tiny_models
 
 SEQUENTIAL = [
-    SinkRate, AttentionReceived, NullMass, Entropy, HiddenNorm, KeyNorm, ValueNorm, QueryKeyAngle, ScoreGap, Outliers,
-    HeadOutput,
+    AttentionReceived, NullMass, Entropy, HiddenNorm, KeyNorm, ValueNorm, QueryKeyAngle, ScoreGap, HeadOutput,
 ]  # fmt: skip
 
 

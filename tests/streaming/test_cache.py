@@ -32,7 +32,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
-from sinklab.streaming import slot_table
+from sinklab.streaming import table as tables
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.reader import open_reader, verify_model
 
@@ -225,7 +225,7 @@ def test_memory_does_not_grow():
 @pytest.mark.parametrize("kind", ["alike", "padded", "in front"])
 def test_many_pinned_tokens_are_not_copied_for_every_token_of_a_chunk(kind, monkeypatch):
     """A chunk ends where its queries would see the pinned tokens at more distances than there is room for copies."""
-    monkeypatch.setattr(slot_table, "COPIES", 48)
+    monkeypatch.setattr(tables, "COPIES", 48)
     model, tokens, pinned = decoder("llama"), text(70), 8
     if kind == "in front":
         model, pinned = build_in_front("in front"), 8 + 3  # learned tokens are pinned too
@@ -236,7 +236,7 @@ def test_many_pinned_tokens_are_not_copied_for_every_token_of_a_chunk(kind, monk
         mask[1, :6] = 0
     given, lengths = {} if kind != "padded" else {"attention_mask": mask}, []
     with monkeypatch.context() as without:
-        without.setattr(slot_table, "COPIES", 2**15)
+        without.setattr(tables, "COPIES", 2**15)
         expected = read(model, tokens, make(), **given)
     layer = next(module for name, module in model.named_modules() if name.endswith("layers.0"))
     handle = layer.register_forward_hook(lambda module, args, output: lengths.append(args[0].shape[1]))

@@ -92,7 +92,6 @@ def test_beyond_what_is_held():
     [
         (lambda: SinkCache(rollback=-1), "`rollback` -1 must be 0 or more"),
         (lambda: SinkCache(rollback=3, quantized="int8"), "`rollback` takes tokens back, and what `quantized` 'int8'"),
-        (lambda: small(build_decoder("bloom", "eager")), "`rollback` is for keys in slots; BloomForCausalLM needs them in"),
         (
             lambda: PolicyCache(Blocks(num_sinks=1, block=4, blocks=3), decoder("llama"), rollback=2),
             "policy 'blocks' has none; use sink_window, pinned or window",
@@ -110,13 +109,11 @@ def padded(tokens: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("back", [1, 3, BACK])
-@pytest.mark.parametrize("family", ["llama", "bloom"])
-def test_taken_back_of_a_row_with_padding_in_front(family, back):
+def test_taken_back_of_a_row_with_padding_in_front(back):
     """Padding is counted in columns and is no token."""
-    model = decoder(family, "eager")
-    length = 30 if family == "llama" else SINKS + WINDOW
+    model, length = decoder("llama", "eager"), 30
     tokens, mask = padded(text(length, rows=1), 3)
-    cache = small(model) if family == "llama" else SinkCache(model, num_sinks=SINKS, window=WINDOW)
+    cache = small(model)
     read(model, tokens, cache, attention_mask=mask)
     cache.crop(-back)
     assert cache.get_seq_length() == length + 3 - back

@@ -84,17 +84,6 @@ class TestGoingOn:
         assert loaded.cache.layers[0].masters.dtype == torch.float32
         assert equal(loaded.read(prompt[:, :3]), reader.read(prompt[:, :3]))
 
-    def test_a_model_with_a_bias_instead_of_positions(self, tmp_path):
-        from transformers import BloomConfig, BloomForCausalLM
-
-        torch.manual_seed(0)
-        bloom = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)).eval()
-        reader = open_reader(bloom, SinkWindow(num_sinks=2, window=3))
-        reader.read(torch.arange(2, 20)[None])
-        save_state(reader, tmp_path / "state")
-        loaded = load_state(tmp_path / "state", bloom)
-        assert equal(loaded.read(torch.tensor([[7, 8]])), reader.read(torch.tensor([[7, 8]])))
-
 
 class TestStreams:
     @pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "top_k": 50, "seed": 3}], ids=["greedy", "drawn"])
@@ -170,10 +159,7 @@ class TestRefusals:
         ),
         (lambda self, path: path.unlink(), "there is no state at .*; save one first"),
         (lambda self, path: save_file({"a": torch.zeros(1)}, path), "is no saved state but another safetensors file"),
-        (
-            lambda self, path: self.written(path, lambda record: record.update(format=99)),
-            r"has format 99 .* reads format 4",
-        ),
+        (lambda self, path: self.written(path, lambda record: record.update(format=99)), r"has format 99 .* reads format 4"),
         (flipped, "is damaged: its SHA-256 is not that of what was written"),
         (without, "is damaged: KeyError 'values'"),
         (lambda self, path: self.written(path, lambda record: record.update(chunk="x")), "chunk must be a whole number"),

@@ -31,7 +31,7 @@ from sinklab.sinks import Sink, Sinks
 from sinklab.streaming import host
 from sinklab.streaming.cache import PolicyCache, SinkCache
 from sinklab.streaming.layer import SlotLayer
-from sinklab.streaming.slot_table import SlotTable
+from sinklab.streaming.table import SlotTable
 from sinklab.streaming.traits import read_rotations
 
 LENGTH = 50

@@ -107,19 +107,6 @@ class TestDescribe:
         types = {"text": "string", "pinned": "bool", **dict.fromkeys(("id", "position", "distance"), "Int64")}
         assert held.dtypes.astype(str).to_dict() == dict.fromkeys(("row", "slot", "token"), "int64") | types
 
-    def test_a_model_with_a_bias_instead_of_positions(self):
-        from transformers import BloomConfig, BloomForCausalLM
-
-        torch.manual_seed(0)
-        bloom = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=4)).eval()
-        cache = SinkCache(bloom, num_sinks=2, window=3)
-        for piece in ([10, 11, 12, 13], [14], [15], [16]):
-            read(bloom, cache, [piece])
-        # In the order of the text; token 3 is gone for the next one, whose position is that among those that stay.
-        expected = [(0, 10, 0, 5), (1, 11, 1, 4), (3, 13, None, None), (4, 14, 2, 3), (5, 15, 3, 2), (6, 16, 4, 1)]
-        assert table(cache, "token", "id", "position", "distance") == expected
-        assert cache.telemetry().highest_position is None
-
 
 class TestFigures:
     def test_of_a_cache(self, model):

@@ -19,22 +19,9 @@ from sinklab.attention.modules import linear_map, named_modules, out_of_peft, ou
 from sinklab.errors import InputError
 
 OUTPUT_NAMES = (
-    "o_proj",
-    "out_proj",
-    "c_proj",
-    "wo",
-    "o",
-    "dense",
-    "proj",
-    "out_lin",
-    "o_lin",
-    "projection",
-    "out",
-    "linear_out",
-    "projection_layer",
-    "output",
-    "output_projection",
-)
+    "o_proj", "out_proj", "c_proj", "wo", "o", "dense", "proj", "out_lin", "o_lin", "projection", "out", "linear_out",
+    "projection_layer", "output", "output_projection",
+)  # fmt: skip
 """What transformers calls the map from the concatenated heads to the hidden state, in lower case."""
 INPUT_NAMES = re.compile(
     r"(^|_)w?([qkv]{1,3}|g)($|_)|query|key|value|gate|attn$|(^|_)(pos|rel|relative|r)($|_)|position|^in_|bias|sink",
@@ -78,18 +65,14 @@ class Anatomy:
         attention: the attention modules; those on the seam by default.
 
     Attributes:
-        attention: qualified name to attention module, in the order of the model.
-        names: ``id`` of an attention module to its qualified name.
-        model_class: name of the class of the model itself, whatever is put round it.
+        attention: qualified name to attention module, in the order of the model; ``names`` is the way back, by ``id``.
         layers: qualified name to layer: the members of every ``ModuleList`` whose members hold attention modules, if they are
-            no sublayers.
-        layer_of: name of an attention module to the name of its layer.
+            no sublayers; ``layer_of`` is the name of the layer of an attention module.
         models: the model and every ``PreTrainedModel`` inside it.
         depth: how many layers the configuration counts, each run of one that runs several times (ALBERT); 0 where it does not
-            say.
-        shares_layers: whether some layers run several times in one forward, so that there are fewer of them than it counts.
+            say. Then ``shares_layers``: there are fewer of them than it counts.
         streams: how many residual streams a hidden state has, 1 in most models (see :meth:`hidden_states`).
-        encoder: of an encoder–decoder, the module that reads the source, and its qualified name; else ``None`` and nothing.
+        encoder: of an encoder–decoder, the module that reads the source; else ``None``.
     """
 
     def __init__(self, model: nn.Module, attention: Mapping[str, nn.Module] | None = None) -> None:
@@ -143,17 +126,11 @@ class Anatomy:
         return bool(getattr(self.attention[name], "is_cross_attention", False)) or bool(CROSS.search(name))
 
     def projection_name(self, name: str, width: int | None = None) -> str | None:
-        """Qualified name of the map from the concatenated heads to the hidden state.
+        """Qualified name of the map from the concatenated heads, ``width`` numbers, to the hidden state.
 
-        It is known by its name, in BERT in the output block beside the attention module; else it is the only linear
-        child that is none of the maps to queries, keys, values and gates.
-
-        Args:
-            width: ``num_heads * value_dim``, which it must take; without it names alone decide.
-
-        Returns:
-            ``None`` where no map is found, several might be it, or a norm stands in front of it, so that it does not take the
-            heads as they are. A gate in front of it is no reason: what it multiplies are the heads.
+        It is known by its name, in BERT in the output block beside the attention module; else it is the only linear child that
+        is none of the maps to queries, keys, values and gates. ``None`` where none is found, several might be it, or a norm
+        stands in front of it. A gate in front of it is no reason: what it multiplies are the heads.
         """
         children = self._linear_children(name)
         maps = [child for wanted in OUTPUT_NAMES for child in children if child.removesuffix(".0").lower() == wanted]
@@ -173,11 +150,7 @@ class Anatomy:
         return projection is not None and bool(GATE.search(self._between(name, projection)))
 
     def projection_weight(self, name: str, width: int) -> Tensor | None:
-        """Weight ``(hidden_size, width)`` of that map, as :func:`~sinklab.attention.modules.weight_of` has it.
-
-        Returns:
-            ``None`` if there is no such map, or its weight is not known.
-        """
+        """Weight ``(hidden_size, width)`` of that map; ``None`` if there is no such map, or its weight is not known."""
         projection = self.projection_name(name, width)
         return None if projection is None else weight_of(self.model, projection)
 
@@ -264,11 +237,7 @@ def unwrapped(model: Any) -> Any:
 
 
 def transformers_model(model: object) -> PreTrainedModel:
-    """The model of transformers itself, out of what others put round it, for what can be done with no other.
-
-    Raises:
-        InputError: no module of torch, or one that is no model of transformers and holds none where one is looked for.
-    """
+    """The model of transformers itself, out of what others put round it; :class:`InputError` where there is none."""
     require_module(model)
     found = unwrapped(model)
     if not isinstance(found, PreTrainedModel):

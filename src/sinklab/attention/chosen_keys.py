@@ -28,14 +28,8 @@ def keys_of_document(call: AttentionCall, *positions: int) -> Tensor:
 
 
 def first_keys(call: AttentionCall, chosen: Tensor) -> Tensor:
-    """Index of the first of some keys in the document of each query.
-
-    Args:
-        chosen: boolean ``(batch, kv_len)``.
-
-    Returns:
-        int64 ``(batch, q_len)``; -1 for queries of padding, and where the document has none of the keys.
-    """
+    """Index of the first of some keys, boolean ``(batch, kv_len)``, in the document of each query: int64 ``(batch, q_len)``, -1
+    for queries of padding, and where the document has none of the keys."""
     return _first_keys(call, chosen[:, None])[..., 0]
 
 
@@ -159,13 +153,9 @@ def stands_on_no_key(call: AttentionCall) -> bool:
 
 
 def weights_on_own_keys(call: AttentionCall, log_sum_exp: Tensor | None) -> Tensor:
-    """Weight of every query on the key of its own token, float32 (or float64) ``(batch, num_heads, q_len)``.
+    """Weight of every query on the key of its own token, one of the last keys, float32 or wider ``(batch, num_heads, q_len)``.
 
-    Args:
-        log_sum_exp: as for :func:`weights_of_keys`. The keys of the queries are the last ones of the call.
-
-    Returns:
-        The weights; 0 where a query has no such key (:func:`stands_on_no_key`).
+    0 where it has none (:func:`stands_on_no_key`). ``log_sum_exp`` is as for :func:`weights_of_keys`.
     """
     if stands_on_no_key(call):
         return call.queries.new_zeros(call.queries.shape[:3], dtype=torch.promote_types(call.queries.dtype, torch.float32))

@@ -11,13 +11,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import AttentionCall, LayerOutput, Site
-from sinklab.attention.intervention import (
-    HeadIntervention,
-    HiddenIntervention,
-    Intervention,
-    names_nothing,
-    overrides,
-)
+from sinklab.attention.intervention import HeadIntervention, HiddenIntervention, Intervention, names_nothing, overrides
 from sinklab.attention.operation import repeat_groups
 from sinklab.attention.visibility import Visibility
 from sinklab.errors import ConfigurationError, ContractError, SessionError
@@ -330,10 +324,8 @@ def _is_about(edit: HiddenIntervention, layer: int) -> bool:
 def edited_outputs(
     call: AttentionCall, interventions: Sequence[HeadIntervention], *, want_weights: bool = False
 ) -> tuple[AttentionCall, Tensor, Tensor | None]:
-    """Head outputs of a call under interventions that apply to all of its heads; the plain definition, in blocks of rows.
-
-    Args:
-        call: with ``head_outputs``; cut down to the heads in question with :func:`of_heads`.
+    """The call, which has its head outputs, under interventions that apply to all of its heads; the plain definition, in blocks
+    of rows.
 
     Returns:
         The call after the first stage; head outputs ``(batch, num_heads, q_len, value_dim)``, float32 or wider; weights if

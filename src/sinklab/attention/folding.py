@@ -25,18 +25,12 @@ from sinklab.errors import UnsupportedModelError
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where queries or keys stand in the output of a part of the attention module, before rotation.
+    """Where queries or keys stand in the output of a part of the attention module, before rotation."""
 
-    Attributes:
-        module: its name inside the attention module.
-        layout: ``btn``, heads one behind the other in ``(batch, tokens, numbers)``; ``bthd`` or ``bhtd``.
-        start, step: in ``btn``: where the first head begins, and how far apart two are.
-    """
-
-    module: str
-    layout: str
-    start: int = 0
-    step: int = 0
+    module: str  # its name inside the attention module
+    layout: str  # ``btn``, heads one behind the other in ``(batch, tokens, numbers)``; ``bthd`` or ``bhtd``
+    start: int = 0  # in ``btn``: where the first head begins,
+    step: int = 0  # and how far apart two are
 
     def __str__(self) -> str:
         return f"{self.module}:{self.layout}:{self.start}:{self.step}"
@@ -200,14 +194,10 @@ class Hidden(Visibility):
 
     That has the index of the key where there are as many queries as keys. Caches may put copies of keys in front of a text that
     begins, whose first token sees no other token.
-
-    Args:
-        keys: boolean ``(batch, heads or 1, kv_len)``: true where hidden.
-        sinks: boolean ``(batch, q_len)``: queries of sinks; ``None`` where there are none.
     """
 
-    keys: Tensor
-    sinks: Tensor | None
+    keys: Tensor  # boolean (batch, heads or 1, kv_len): true where hidden
+    sinks: Tensor | None  # boolean (batch, q_len): queries of sinks; None where there are none
 
     def unfolded(self) -> Visibility:
         return Everything(self.keys.device)

@@ -23,46 +23,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False)
 class Forward:
-    """The memory of a session for the length of one forward.
+    """The memory of a session for the length of one forward."""
 
-    Attributes:
-        masks: what the host said when it built masks during this forward.
-        early_masks: the same for masks built before it, which count only for calls that receive that very mask.
-        starts: how often the forward of each attention module has started.
-        layer_runs: how often the forward of each layer has started; counted only where layers run several times.
-        called: attention modules whose attention call has been seen.
-        cross: attention modules that were given keys from elsewhere.
-        residuals: what entered each layer, by layer name; kept only when a probe needs it.
-        embeddings: what entered the first layer, until the positions of its tokens are known.
-        positions: positions of the tokens of self-attention calls, by length.
-        token_masks: 2-D padding masks that the model was called with.
-        masked_by_caller: whether the model was called with a mask of four dimensions (or one for each kind of layer).
-        position_ids: position ids that the model was called with.
-        cached: tokens that the innermost model that has begun had in its cache before; ``None`` of one that was given none.
-        inner_cache: that the innermost model that has begun was called with, if any.
-        token_ids: 2-D ids that the model, and models inside it, were called with, in the order of the calls; -1 for learned
-            tokens that it puts in front.
-        front: learned tokens that the model puts in front of every text.
-        source_ids: 2-D ids that the encoder of an encoder–decoder was called with in this forward.
-    """
-
-    masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
+    masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)  # what the host said when it built them
+    # The same for masks built before the forward, which count only for calls that receive that very mask.
     early_masks: list[seam.MaskRecord] = dataclasses.field(default_factory=list)
-    starts: Counter[str] = dataclasses.field(default_factory=Counter)
-    layer_runs: Counter[str] = dataclasses.field(default_factory=Counter)
-    called: set[str] = dataclasses.field(default_factory=set)
-    cross: set[str] = dataclasses.field(default_factory=set)
-    residuals: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    embeddings: Tensor | None = None
-    positions: dict[int, Positions] = dataclasses.field(default_factory=dict)
-    token_masks: list[Tensor] = dataclasses.field(default_factory=list)
-    masked_by_caller: bool = False
-    position_ids: Tensor | None = None
-    cached: int | None = None
-    inner_cache: Cache | None = None
-    token_ids: list[Tensor] = dataclasses.field(default_factory=list)
-    front: int = 0
-    source_ids: Tensor | None = None
+    starts: Counter[str] = dataclasses.field(default_factory=Counter)  # of the forward of each attention module
+    layer_runs: Counter[str] = dataclasses.field(default_factory=Counter)  # counted only where layers run several times
+    called: set[str] = dataclasses.field(default_factory=set)  # attention modules whose call has been seen
+    cross: set[str] = dataclasses.field(default_factory=set)  # those that were given keys from elsewhere
+    residuals: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # what entered each layer, if a probe needs it
+    embeddings: Tensor | None = None  # what entered the first layer, until the positions of its tokens are known
+    positions: dict[int, Positions] = dataclasses.field(default_factory=dict)  # of self-attention calls, by length
+    token_masks: list[Tensor] = dataclasses.field(default_factory=list)  # 2-D padding masks that the model was called with
+    masked_by_caller: bool = False  # with a mask of four dimensions, or one for each kind of layer
+    position_ids: Tensor | None = None  # that the model was called with
+    cached: int | None = None  # tokens in the cache of the innermost model that has begun; None without a cache
+    inner_cache: Cache | None = None  # that one
+    token_ids: list[Tensor] = dataclasses.field(default_factory=list)  # 2-D, of every call; -1 for learned tokens in front
+    front: int = 0  # learned tokens that the model puts in front of every text
+    source_ids: Tensor | None = None  # 2-D, of the encoder of an encoder–decoder in this forward
 
     def source_tokens(self, key_positions: Tensor) -> Tensor | None:
         """Ids of the tokens of the keys of a cross-attention call, as :meth:`key_tokens`."""
@@ -141,11 +121,11 @@ def read_positions(
 ) -> tuple[Positions, Positions]:
     """Positions of the queries and of the keys of one call.
 
+    Offsets of cached and sliding keys are known only from what the host said about the mask (``record``). Documents that a mask
+    of four dimensions from the caller keeps apart are documents, whatever the position ids. (Masks that a model makes of itself
+    hold other things apart: the windows of Swin.)
+
     Args:
-        record: what the host said about the mask; offsets of cached and sliding keys are known only from there.
-        forward: that the call is part of, for calls whose mask the host did not build. Documents that a mask of four dimensions
-            from its caller keeps apart are documents, whatever the position ids. (Masks that a model makes of itself hold other
-            things apart: the windows of Swin.)
         shape: samples, queries and keys.
         cross: cross-attention; the host's padding then speaks of the keys alone.
         position_ids: of the model's call; a restart of the count begins a new document if the mask agrees.
@@ -281,11 +261,8 @@ def describe_call(
     """The call that a module has just made, with nothing that only some probes need (``residual``, ``projection``).
 
     Args:
-        native: the function that it called.
         tensors: queries, keys, values and mask as the function received them, its head outputs ``(batch, q_len, num_heads,
             value_dim)``, and its log-sum-exp where the kernel gave one.
-        kwargs: the other keyword arguments of the function.
-        forward: what has been learned of the forward that the call is part of.
 
     Raises:
         UnsupportedModelError: keys that are not there yet or may have been dropped unseen, or a mask of a kind that cannot be

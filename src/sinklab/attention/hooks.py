@@ -45,18 +45,9 @@ class ModelHooks:
     """The hooks of one session on its model.
 
     Args:
-        model, anatomy: whose forwards are followed.
-        editing: what is edited on the way.
-        needs: of the probes; hooks that no probe needs are not registered.
         active: whether the context that runs the model is the one that records. Hooks fire in every thread.
         show: takes hidden states and attention outputs.
         asked: whether there are probes or interventions, which go by positions.
-
-    Attributes:
-        now: what is known of the forward that runs, or ran last.
-        depth: forwards of models inside models that have begun.
-        forwards: how often the model has run.
-        sites: the attention modules seen, in the order of their first call.
     """
 
     def __init__(
@@ -71,9 +62,9 @@ class ModelHooks:
     ) -> None:
         self.model, self.anatomy, self.editing, self.needs, self.asked = model, anatomy, editing, needs, asked
         self.active, self.show = active, show
-        self.now = Forward()
-        self.depth = self.forwards = 0
-        self.sites: list[Site] = []
+        self.now = Forward()  # what is known of the forward that runs, or ran last
+        self.depth = self.forwards = 0  # forwards of models inside models that have begun, and how often the model has run
+        self.sites: list[Site] = []  # the attention modules seen, in the order of their first call
         self._sites: dict[str, Site] = {}
         self._layers: dict[str, Site] = {}
         self.early_masks: deque[seam.MaskRecord] = deque(maxlen=8)

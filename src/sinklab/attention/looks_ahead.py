@@ -29,16 +29,9 @@ def looks_ahead(model: PreTrainedModel) -> bool:
     """Whether a query of the model sees a later token of its text, in any layer.
 
     Neither the class nor the config of a model says so: XLM, Flaubert and the LM heads of the BERT family are causal or not by
-    a field that each calls otherwise, GPT-NeoX is causal with ``is_decoder`` false, and a Llama with ``is_causal`` false is
-    not, though its modules say that they are. So a model in doubt is run on two texts of four tokens, once, that differ in the
-    last one: what it gives for the others must not change.
-
-    Args:
-        model: with one stack of layers that reads token ids.
-
-    Returns:
-        ``False`` also of a model that cannot be asked because it reads no token ids alone. It is taken for what a model that
-        generates text should be.
+    a field that each calls otherwise, and GPT-NeoX is causal with ``is_decoder`` false. So a model in doubt is run on two texts
+    of four tokens, once, that differ in the last one: what it gives for the others must not change. ``False`` also of a model
+    that cannot be asked, because it reads no token ids alone.
 
     Raises:
         SessionError: a session on the model is open, and would count the question among its calls.

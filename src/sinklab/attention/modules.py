@@ -62,11 +62,8 @@ def core_module(module: nn.Module) -> nn.Module:
 def plain_module(module: nn.Module) -> nn.Module:
     """The module that another stands for: out of ``torch.compile``, data parallelism and PEFT, a learned prompt left out.
 
-    A module with adapters round a single map stands for that map; one with adapters round a module that has modules of its own
-    (an attention of which a parameter is adapted) is taken out of them.
-
-    Unlike :func:`out_of_torch` it goes by what is known to be put round parts of models. Those have modules of their own that
-    hold nothing but a ``module``, whose names are to stay (LeViT's residual layers).
+    A module with adapters round a single map stands for that map. Unlike :func:`out_of_torch` it goes by what is known to be
+    put round parts of models: those have modules that hold nothing but a ``module``, whose names are to stay (LeViT).
     """
     while (inner := _inside(module)) is not None:
         module = inner
@@ -76,8 +73,7 @@ def plain_module(module: nn.Module) -> nn.Module:
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Qualified names and modules, as ``model.named_modules()`` of the model that nothing is put round gives them.
 
-    Names of other wrappers than these, round the whole model, are left to :func:`out_of_torch`. A map with adapters has the
-    name of the map, and its parts have none.
+    A map with adapters has the name of the map, and its parts have none.
     """
     seen, waiting = set[nn.Module](), [("", model)]
     while waiting:
@@ -171,18 +167,10 @@ def linear_map(module: nn.Module | None) -> nn.Linear | Conv1D | None:
 
 
 def weight_of(model: nn.Module, name: str = "") -> Tensor | None:
-    """Weight ``(out_features, in_features)`` with which a linear map acts now, detached.
+    """Weight ``(out_features, in_features)`` with which a linear map of that name acts now, detached.
 
-    Args:
-        model: the map, or what it is a part of.
-        name: its qualified name in there.
-
-    Returns:
-        ``None`` where it is no linear map, its numbers are packed integers, or adapters do other than add to them (DoRA, IA3,
-        LoRA with a bias).
-
-    Raises:
-        InputError: a tensor on the meta device of which nothing says where its numbers are.
+    ``None`` where it is no linear map, its numbers are packed integers, or adapters do other than add to them (DoRA, IA3, LoRA
+    with a bias). Raises :class:`InputError` for a tensor of which nothing says where its numbers are.
     """
     module: Any = submodule(model, name)
     if linear_map(module) is None:
@@ -226,13 +214,8 @@ if TYPE_CHECKING:
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """The device to which inputs of a model go: that of its first parameter, or where this is computed with if it is offloaded.
-
-    ``model.device`` of an offloaded model is ``meta``, and what is moved there is lost.
-
-    Raises:
-        InputError: a model whose weights are nowhere.
-    """
+    """The device to which inputs of a model go: that of its first parameter, or where this is computed with if it is offloaded:
+    ``model.device`` is ``meta`` then, and what is moved there is lost."""
     for name, parameter in model.named_parameters():
         if not parameter.is_meta:
             return parameter.device
@@ -272,11 +255,8 @@ def placement_of(model: nn.Module) -> dict[str, str] | str:
 def held(model: nn.Module, name: str) -> Tensor:
     """A parameter or buffer by its qualified name, with its numbers, wherever accelerate keeps them; detached.
 
-    An offloaded one is read from the disk, or copied from the CPU, to the device that it is computed with. Of one that is
-    spread over ranks this is the part of this one. Of one that is kept as codes (torchao, quanto) it is what these stand for.
-
-    Raises:
-        InputError: a tensor on the meta device of which nothing says where its numbers are.
+    An offloaded one is read to the device that it is computed with. Of one that is spread over ranks this is the part of this
+    one. Of one that is kept as codes (torchao, quanto) it is what these stand for.
     """
     owner, _, key = name.rpartition(".")
     return _numbers(model, name, getattr(submodule(model, owner), key))

@@ -32,22 +32,16 @@ that is a log-sum-exp of 4,096, far beyond what trained models have."""
 
 @dataclasses.dataclass(frozen=True)
 class HeadShape:
-    """Shape of the attention module that an operation's parameters are made for.
-
-    Attributes:
-        scaling: factor of the scores of the host, where it is not ``1/sqrt(head_dim)``.
-        folded: key–value heads whose sinks are folded; ``None`` for all (:mod:`sinklab.attention.folding`).
-        queries_from, keys_from: where these stand before rotation, for folded sinks.
-    """
+    """Shape of the attention module that an operation's parameters are made for."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     value_dim: int
     hidden_size: int
-    scaling: float | None = None
-    folded: tuple[int, ...] | None = None
-    queries_from: str = ""
+    scaling: float | None = None  # factor of the scores of the host, where it is not 1/sqrt(head_dim)
+    folded: tuple[int, ...] | None = None  # key–value heads whose sinks are folded; None for all (attention/folding.py)
+    queries_from: str = ""  # where these stand before rotation, for folded sinks
     keys_from: str = ""
 
 
@@ -265,13 +259,8 @@ SHARE_OF_ROW = "rows that sum to one with their null mass are taken as they are,
 
 
 def row_share(weights: Tensor, row_mass: Tensor, operation: Operation) -> Tensor:
-    """Weights as shares of their rows: as they are where rows sum to one, and else over the sum of their row.
-
-    Args:
-        weights: of some keys, of any shape.
-        row_mass: sum of the absolute weights of each row, that broadcasts to ``weights``.
-        operation: whose weights they are.
-    """
+    """Weights as shares of their rows: as they are where rows sum to one, and else over ``row_mass``, the sum of the absolute
+    weights of each row, that broadcasts to ``weights``."""
     return weights if operation.normalized else weights / (row_mass + ROW_SUM)
 
 
@@ -350,19 +339,13 @@ ATTRIBUTE = "operation_state"
 
 @dataclasses.dataclass
 class Passing:
-    """What one forward hands to the operation of a layer: an object of its own, since to set an attribute of a module is slow.
+    """What one forward hands to the operation of a layer: an object of its own, since to set an attribute of a module is
+    slow."""
 
-    Attributes:
-        layer_input: what enters the layer, where the operation reads it.
-        unrotated: queries before rotation, where sinks are folded.
-        sinks: which tokens of the forward are folded sinks, boolean ``(batch, tokens)``; ``None`` where none can be.
-        first_only: that only the first token of every row is one, and nothing is masked.
-    """
-
-    layer_input: Tensor | None = None
-    unrotated: Tensor | None = None
-    sinks: Tensor | None = None
-    first_only: bool = False
+    layer_input: Tensor | None = None  # what enters the layer, where the operation reads it
+    unrotated: Tensor | None = None  # queries before rotation, where sinks are folded
+    sinks: Tensor | None = None  # which tokens are folded sinks, boolean (batch, tokens); None where none can be
+    first_only: bool = False  # that only the first token of every row is one, and nothing is masked
 
 
 class OperationState(nn.Module):

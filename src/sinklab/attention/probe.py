@@ -49,9 +49,6 @@ class Probe(abc.ABC):
     def update_layer(self, output: LayerOutput) -> None:  # noqa: B027  optional on purpose
         """Take in hidden states; called only when ``needs`` names what it is called with."""
 
-    def finish(self) -> None:  # noqa: B027  optional on purpose
-        """Close sequences that were still growing (cached decoding); called when the session ends and before ``rows``."""
-
     @abc.abstractmethod
     def merge(self, other: Self) -> None:
         """Add what another probe of the same class and parameters has seen."""
@@ -103,9 +100,6 @@ class OfPart(Probe):
     def update_layer(self, output: LayerOutput) -> None:
         if output.site.part == self.part:
             self.probe.update_layer(output)
-
-    def finish(self) -> None:
-        self.probe.finish()
 
     def merge(self, other: Self) -> None:
         self.probe.merge(other.probe)

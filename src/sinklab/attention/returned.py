@@ -97,15 +97,8 @@ def given_call(
     row_sums: RowSums = "one",
     cached_keys: int = 0,
 ) -> GivenCall:
-    """The call of some weights.
-
-    Args:
-        weights: ``(batch, num_heads, q_len, kv_len)``.
-        rule: which keys a query sees, besides padding.
-        queries, keys: where they stand; -1 is padding, which is neither measured nor seen.
-        key_tokens: ids, int64 ``(batch, kv_len)``, where they are known.
-        row_sums: see :data:`RowSums`.
-    """
+    """The call of some weights, ``(batch, num_heads, q_len, kv_len)``, under a rule that says which keys a query sees, besides
+    padding; that is neither measured nor seen."""
     weights = weights.detach()
     batch, heads, q_len, kv_len = weights.shape
     unknown = torch.full((), float("nan"), dtype=weights.dtype, device=weights.device)
@@ -135,12 +128,9 @@ FaultKind: TypeAlias = Literal["number", "negative", "hidden", "future", "sum"]
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Why some weights cannot be attention weights under the rule that they are said to follow.
+    """Why some weights cannot be attention weights under the rule that they are said to follow: where, and what was found.
 
-    Attributes:
-        kind: ``number`` (NaN or infinite), ``negative``, ``hidden`` (weight on a key that the query does not see), ``future``
-            (the same, and the key comes later) or ``sum``.
-        text: where, and what was found.
+    ``hidden`` is weight on a key that the query does not see; ``future`` the same, where the key comes later.
     """
 
     kind: FaultKind
@@ -148,22 +138,15 @@ class Fault:
 
 
 def row_tolerance(weights: Tensor) -> float:
-    """How far the sum of a row of a softmax may be from one.
-
-    Weights that are rounded to their dtype one by one (relative error u = eps / 2) change a sum of one by at most u; the
-    softmax itself divides by a float32 sum of ``kv_len`` terms, each rounded by 2⁻²⁴ at most. Four times the one and
-    twice the other are allowed.
-    """
+    """How far the sum of a row of a softmax may be from one: four times the rounding of weights to their dtype, and twice that
+    of a float32 sum of ``kv_len`` terms."""
     return 2.0 * max(torch.finfo(weights.dtype).eps, 2.0**-23) + 2.0 * weights.shape[-1] * 2.0**-24
 
 
 def find_fault(call: GivenCall, row_sums: RowSums, tolerance: float | None = None) -> tuple[Fault | None, float]:
     """What is wrong with the weights of a call, the first thing found, and the largest distance of a row sum from one.
 
-    Rows of padding are not looked at: a masked softmax leaves anything there.
-
-    Args:
-        tolerance: of row sums and of hidden keys; :func:`row_tolerance` by default.
+    Rows of padding are not looked at. ``tolerance`` is of row sums and of hidden keys; :func:`row_tolerance` by default.
     """
     allowed = row_tolerance(call.given) if tolerance is None else tolerance
     largest = 0.0
@@ -199,8 +182,7 @@ def find_fault(call: GivenCall, row_sums: RowSums, tolerance: float | None = Non
 class Reach:
     """How far weights look from their query, back and ahead, in keys; and how far they could under the rule of the call.
 
-    Where they look less far than they could, in no head and no sample, the model has a window that the rule does not know: keys
-    would be compared by queries that cannot see them.
+    Where they look less far in all heads and samples, the model has a window that the rule does not know.
     """
 
     back: int

@@ -61,21 +61,14 @@ class Observer(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MaskRecord:
-    """What the host said when it built a mask; only here are the absolute offsets of queries and keys known.
+    """What the host said when it built a mask; only here are the absolute offsets of queries and keys known."""
 
-    Attributes:
-        mask: the mask itself; ``None`` when the kernel was left to do causality by itself.
-        q_length, kv_length: its size.
-        q_offset, kv_offset: absolute index of the first query and of the first key.
-        padding: 2-D padding mask ``(batch, tokens so far)``, true for tokens, or ``None``.
-    """
-
-    mask: object
+    mask: object  # None when the kernel was left to do causality by itself
     q_length: int
     kv_length: int
-    q_offset: int
+    q_offset: int  # absolute index of the first query, and below of the first key
     kv_offset: int
-    padding: Tensor | None
+    padding: Tensor | None  # 2-D (batch, tokens so far), true for tokens
 
 
 def implementation_name(operation: str) -> str:

@@ -262,8 +262,6 @@ class Session:
                 "or a path of its own. Try attn_implementation='sdpa' or 'eager'"
             )
         self._editing.check_used(self.sites, self._longest)
-        for probe in self.probes:
-            probe.finish()
 
     def _active(self) -> bool:
         """Whether the context that runs the model is the one that records; hooks fire in every thread."""
@@ -419,6 +417,4 @@ def table_of(probes: Sequence[Probe], **constants: object) -> pd.DataFrame:
             f"the table of two probes of the name {twice!r}: its rows have the name of a probe and not its settings, so that "
             "they could not be told apart; read the `rows()` of each probe, or open a session for each"
         )
-    for probe in probes:
-        probe.finish()
     return make_table(({**row, "probe": probe.name} for probe in probes for row in probe.rows()), **constants)

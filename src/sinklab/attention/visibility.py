@@ -7,7 +7,7 @@
     ■ ■ ■ ■ ⬚     ⬚ ■ ■ ■ ⬚     ⬚ ⬚ ■ ■ ■
     ■ ■ ■ ■ ■     ⬚ ⬚ ■ ■ ■     ⬚ ⬚ ■ ■ ■
 
-Rules compose with ``&`` and ``|``. Tiles are half-open index ranges of the tensors at hand (not absolute positions).
+Rules compose with ``&``. Tiles are half-open index ranges of the tensors at hand (not absolute positions).
 """
 
 from __future__ import annotations
@@ -70,9 +70,6 @@ class Visibility(abc.ABC):
         if isinstance(other, Everything):
             return self
         return other if isinstance(self, Everything) else And(self, other)
-
-    def __or__(self, other: Visibility) -> Visibility:
-        return Or(self, other)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,22 +198,3 @@ class And(Visibility):
     def band(self) -> Band | None:
         left, right = self.left.band(), self.right.band()
         return None if left is None or right is None else left & right
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Or(Visibility):
-    """Visible under at least one rule."""
-
-    left: Visibility
-    right: Visibility
-
-    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
-        tile = (query_start, query_stop, key_start, key_stop)
-        return self.left.block(*tile) | self.right.block(*tile)
-
-    def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return self.left.pairs(queries, keys) | self.right.pairs(queries, keys)
-
-    def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
-        states = {rule.state(query_start, query_stop, key_start, key_stop) for rule in (self.left, self.right)}
-        return "all" if "all" in states else "some" if "some" in states else "none"

@@ -67,17 +67,13 @@ def attach(
 ) -> PreTrainedModel:
     """Replace the attention of every layer of ``model`` by ``operation``; in place, and returned for convenience.
 
-    Of a model in ``torch.compile``, data parallelism or the adapters of PEFT it is that of the model inside.
+    Of a model in ``torch.compile``, data parallelism or the adapters of PEFT it is that of the model inside. Attached to a part
+    (the text tower of CLIP) it is kept with that part, and ``save_model`` refuses the whole. Of a gate that starts half open a
+    warning says so: a pre-trained model loses half of its attention outputs at once.
 
-    Of a gate that starts half open a warning says so: a pre-trained model loses half of its attention outputs at once, which
-    ``initial_bias`` of ``gated`` and ``opening`` of ``gated_heads`` spare it.
-
-    Attached to a part (the text tower of CLIP) it is kept with that part, and ``save_model`` refuses the whole.
-
-    Learned parameters appear as ``<attention module>.operation_state.<name>``, in the dtype of the model (``model.dtype``, as
-    those of a SinkLM), and belong to ``model.parameters()``, so make the optimiser afterwards. Save with :func:`save_model`;
-    :func:`sinklab.load_model` brings the operation back. The shapes of the heads are kept in the config, so that no example is
-    needed then.
+    Learned parameters appear as ``<attention module>.operation_state.<name>``, in the dtype of the model, and belong to
+    ``model.parameters()``, so make the optimiser afterwards. Save with :func:`save_model`; :func:`sinklab.load_model` brings
+    the operation back.
 
     Args:
         operation: an instance, ``{"name": …, settings}``, or the name of a registered operation.
@@ -147,13 +143,9 @@ def attach_folded(
     shapes: Mapping[str, HeadShape],
     parameters: Mapping[str, Mapping[str, Tensor]],
 ) -> PreTrainedModel:
-    """Give a model an operation that folds sinks, with the parameters of every module, in place.
+    """Give a model an operation that folds sinks, with the parameters of every module by their names, in place.
 
     A :class:`~sinklab.models.language_model.SinkLM` is built anew around its weights: its operation is a field of its config.
-
-    Args:
-        shapes: of every attention module, with the heads that are folded.
-        parameters: by module, those of its operation by their names; of modules without folded heads none.
     """
     if isinstance(model.config, SinkLMConfig):
         config = copy.deepcopy(model.config)

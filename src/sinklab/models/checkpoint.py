@@ -51,7 +51,7 @@ class OwnCode(InputError):
 
 
 class Located(NamedTuple):
-    """Where a checkpoint is: its local folder, the hub's commit it was fetched from, and the one GGUF file that holds it, if
+    """Where a checkpoint is: its local folder, the hub's commit it was fetched from, and the GGUF file that holds it, if
     any."""
 
     folder: Path
@@ -325,8 +325,7 @@ def require_all_read(name: str, model: PreTrainedModel, gguf: Gguf) -> None:
 def require_numbers(name: str, model: PreTrainedModel, headers: Mapping[str, str]) -> None:
     """Refuse weights whose dtype is not that of weights: transformers casts integers, truth values, and complex numbers too.
 
-    Tensors that the model does not have, and those that are whole numbers in the model too (tables of positions, masks), may be
-    of any dtype; and so may those of a quantised checkpoint, which transformers reads with their scales.
+    Those of a quantised checkpoint may be of any dtype; transformers reads them with their scales.
     """
     if getattr(model.config, "quantization_config", None) is not None:
         return

@@ -33,22 +33,13 @@ HALVES = ("BF16", "F16")
 
 @dataclasses.dataclass(frozen=True)
 class Gguf:
-    """What the header of a file says.
-
-    Attributes:
-        path: of the file.
-        quantisation: what its author calls it, ``Q4_K_M``; else the type that holds most numbers.
-        types: of tensors, and how many there are: ``{"Q4_1": 210, "F32": 61}``.
-        numbers: in all tensors.
-        rows: of the embedding of tokens; 0 without one.
-        has_tokenizer: whether it holds a vocabulary.
-    """
+    """What the header of a file says."""
 
     path: Path
-    quantisation: str
-    types: Mapping[str, int]
-    numbers: int
-    rows: int
+    quantisation: str  # what its author calls it, Q4_K_M; else the type that holds most numbers
+    types: Mapping[str, int]  # of tensors, and how many there are: {"Q4_1": 210, "F32": 61}
+    numbers: int  # in all tensors
+    rows: int  # of the embedding of tokens; 0 without one
     has_tokenizer: bool
 
     @property

@@ -16,16 +16,11 @@ class Grid:
     """``codes = clamp(round(x / scale) + zero, lowest, highest)``, which stand for ``(codes - zero) · scale``.
 
     0 lies on the grid. Ties are rounded to even, and the division is a product with ``1 / scale``, as in torch's own kernels.
-
-    Attributes:
-        scale: float32, positive; broadcasts with what is quantised.
-        zero: int32, the code of 0; broadcasts too.
-        lowest, highest: codes; they fit int8 for 8 bits or fewer, else int32.
     """
 
-    scale: Tensor
-    zero: Tensor
-    lowest: int
+    scale: Tensor  # float32, positive; broadcasts with what is quantised
+    zero: Tensor  # int32, the code of 0; broadcasts too
+    lowest: int  # codes; they fit int8 for 8 bits or fewer, else int32
     highest: int
 
     def codes(self, values: Tensor) -> Tensor:
@@ -100,17 +95,11 @@ CHECKED = 64
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WeightCodes:
-    """The weights of a linear map as codes.
+    """The weights of a linear map as codes."""
 
-    Attributes:
-        groups: for each group of input channels the codes, int8 ``(channels, out_features)``.
-        scales: float32 ``(groups, out_features)``.
-        sums: int32 ``(groups, out_features)``, codes summed over the channels of the group: what a zero point is multiplied by.
-    """
-
-    groups: tuple[Tensor, ...]
-    scales: Tensor
-    sums: Tensor
+    groups: tuple[Tensor, ...]  # for each group of input channels the codes, int8 (channels, out_features)
+    scales: Tensor  # float32 (groups, out_features)
+    sums: Tensor  # int32 (groups, out_features), codes summed over the channels of a group: a zero point is multiplied by it
 
     def widened(self) -> Tensor:
         """What the codes stand for, float32 ``(out_features, in_features)``."""
@@ -133,23 +122,15 @@ def weight_codes(weight: Tensor, bits: int) -> WeightCodes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearSetting:
-    """How a linear map is to be computed.
+    """How a linear map is to be computed."""
 
-    Attributes:
-        weights: codes; ``None`` for weights as they are.
-        inputs: a grid for all inputs; a number of bits for symmetric grids of each token's own range; ``None`` for inputs as
-            they are.
-        positions: int64, of the tokens (the second of three axes of the input) that are computed whole, from weights and inputs
-            as they are.
-        channels: int64, of the inputs that are left out of the grid and multiplied with their weights as they are.
-        integer: multiply codes as integers; else multiply what they stand for as float32.
-    """
-
-    weights: WeightCodes | None
-    inputs: Grid | int | None
-    positions: Tensor | None = None
-    channels: Tensor | None = None
-    integer: bool = True
+    weights: WeightCodes | None  # None for weights as they are
+    inputs: (
+        Grid | int | None
+    )  # one grid for all; bits for symmetric grids of each token's own range; None for inputs as they are
+    positions: Tensor | None = None  # int64, of tokens (the second of three axes) that are computed whole, as they are
+    channels: Tensor | None = None  # int64, of inputs that are left out of the grid and multiplied as they are
+    integer: bool = True  # multiply codes as integers; else multiply what they stand for as float32
 
 
 class QuantizedLinear(nn.Module):
@@ -203,14 +184,11 @@ class QuantizedLinear(nn.Module):
         return nn.functional.linear(rows, self.matrix if setting.weights is None else setting.weights.widened())
 
     def check(self, hidden_states: Tensor, setting: LinearSetting) -> float:
-        """Largest difference between the integer product and the one of what the codes stand for, over its bound.
+        """Largest difference between the integer product and the one of what the codes stand for, over its bound; at most 1.
 
-        Both are rounded versions of one number. A product of ``n`` float32 terms is off by at most ``n u`` of the sum of their
-        sizes, ``u`` = 2^-24, and the two factors of each by ``u``; the integer sum is exact, and rounded when it becomes
-        float32, is multiplied by two scales, and is added up over groups. Together at most ``(n + groups + 8) u`` of that sum.
-
-        Returns:
-            At most 1 where both are right.
+        A product of ``n`` float32 terms is off by at most ``n u`` of the sum of their sizes, ``u`` = 2^-24, and the two factors
+        of each by ``u``; the integer sum is exact, and rounded when it becomes float32, is multiplied by two scales, and is
+        added up over groups. Together at most ``(n + groups + 8) u`` of that sum.
 
         Raises:
             MeasurementError: it is more, so the integers are not what they should be.

@@ -336,11 +336,7 @@ def _model_class(config: PreTrainedConfig, name: str, trust_remote_code: bool) -
 
 
 def _build(
-    folder: Path,
-    name: str,
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
-    options: Mapping[str, object],
+    folder: Path, name: str, config: PreTrainedConfig, dtype: torch.dtype, options: Mapping[str, object]
 ) -> PreTrainedModel:
     """The model with its weights, after checking that every weight was there."""
     cls = _model_class(config, name, "trust_remote_code" in options)

@@ -33,10 +33,8 @@ def is_causal_lm(model: PreTrainedModel) -> bool:
 
 
 def is_two_sided(model: nn.Module) -> bool:
-    """Whether the model reads a source and a target: an encoder–decoder, and not its encoder by itself.
-
-    An encoder that was taken out keeps the configuration of the whole, which says that there are two.
-    """
+    """Whether the model reads a source and a target: an encoder–decoder, and not its encoder, which keeps the whole's
+    config."""
     two = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     return two and "decoder_input_ids" in inspect.signature(model.forward).parameters
 
@@ -45,8 +43,7 @@ def loss_kind(model: nn.Module) -> LossKind | None:
     """What the loss of a model is taken of; ``None`` for a model without a head, or with one of another task.
 
     A head that would serve a decoder and sits on attention in both directions is that of a masked LM in the families that have
-    a field for it (XLM, Flaubert, the BERT family). Others that see the whole text have no loss that is known: XLNet, which is
-    told beside its inputs what to predict, and a Llama whose mask was taken away.
+    a field for it (XLM, Flaubert, the BERT family); of others (XLNet) no loss is known.
     """
     name, config = type(model).__name__, getattr(model, "config", None)
     generates = bool(getattr(model, "can_generate", lambda: False)())
@@ -78,17 +75,12 @@ def guess_warning(model: nn.Module, loss: float | None, *, text: str = "") -> st
 def hide_tokens(
     tokens: Tensor, free: Tensor, mask_token: int, *, share: float = HIDDEN_SHARE, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Samples of a masked-LM loss: some tokens of each sample, drawn without replacement, become the mask token.
-
-    All of them do: the tokens that training leaves as they are or replaces by others, one in five, are there to make it robust,
-    and add nothing to what a loss says.
+    """Samples of a masked-LM loss: some tokens of each sample, drawn without replacement, all become the mask token.
 
     Args:
         tokens: int64 ``(samples, seq_len)``.
         free: boolean of the same shape: which of them may be hidden; padding and special tokens may not.
-        mask_token: what stands in the place of a hidden token.
         share: of the free tokens of a sample, to the nearest whole number, and at least one of a sample that has any.
-        seed: of the draw.
 
     Returns:
         The tokens with the hidden ones replaced, and the targets: the token where one is hidden, :data:`IGNORED` elsewhere.

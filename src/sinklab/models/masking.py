@@ -20,24 +20,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """The tokens of one forward, in indices that count cached tokens and the learned tokens in front.
+    """The tokens of one forward, in indices that count cached tokens and the learned tokens in front."""
 
-    Attributes:
-        front: learned tokens in front of every sequence.
-        seen: tokens in the cache, those in front included; a static cache counts in a tensor.
-        length: tokens of this forward, those in front included when ``seen`` is 0.
-        attention_mask: 2-D padding mask or 4-D mask as the caller gave it, extended to the tokens in front, or ``None``.
-        position_ids: int64 ``(batch or 1, length)``.
-        starts: index at which the text of a row starts behind padding, ``(batch, 1)``; ``None`` where all start right behind
-            the tokens in front.
-    """
-
-    front: int
-    seen: int | Tensor
-    length: int
-    attention_mask: Tensor | None
-    position_ids: Tensor
-    starts: Tensor | None
+    front: int  # learned tokens in front of every sequence
+    seen: int | Tensor  # tokens in the cache, those in front included; a static cache counts in a tensor
+    length: int  # tokens of this forward, those in front included when none is cached
+    attention_mask: Tensor | None  # 2-D padding mask or 4-D mask as the caller gave it, extended to the tokens in front
+    position_ids: Tensor  # int64 (batch or 1, length)
+    starts: Tensor | None  # (batch, 1): where the text of a row starts behind padding; None where no row has any
 
     def inside_prefix(self, prefix: int) -> Tensor:
         """Boolean ``(batch or 1, tokens given)``: the tokens given that are among the first ``prefix`` of their text."""
@@ -46,11 +36,9 @@ class Layout:
         return index - (self.front if self.starts is None else self.starts) < prefix
 
     def key_positions(self, kv_len: int) -> Tensor:
-        """Positions of all keys, cached ones included, int64 ``(batch or 1, kv_len)``.
-
-        The cache does not keep positions. They are counted back from the last query over the tokens that the attention mask
-        shows, which is how positions of cached decoding are made everywhere.
-        """
+        """Positions of all keys, cached ones included, int64 ``(batch or 1, kv_len)``: counted back from the last query over
+        the
+        tokens that the attention mask shows, since a cache does not keep them."""
         if isinstance(self.seen, int) and self.seen == 0 and kv_len == self.length:
             return self.position_ids
         index = torch.arange(kv_len, device=self.position_ids.device)
@@ -78,7 +66,6 @@ def lay_out(
     Args:
         tokens: how many tokens were given.
         front: learned tokens in front of every sequence; they are added to a forward that begins a sequence.
-        cache: what is given goes behind its tokens, of which those in front are the first.
         attention_mask: 2-D over cached and given tokens, or 4-D, over the tokens in front too or without them.
         position_ids: ``(batch or 1, tokens)``; by default real tokens are counted.
 
@@ -174,13 +161,9 @@ def make_mask(
 
 
 def fold_bias(mask: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """An additive mask that carries a bias of the scores, for attention functions that take nothing else.
-
-    Args:
-        mask: boolean or additive, ``(batch, 1, q_len, kv_len)``.
-        bias: float32 ``(batch or 1, num_heads, q_len, kv_len)``.
-        dtype: of the result, which broadcasts both.
-    """
+    """An additive mask of ``dtype`` that carries a bias of the scores, ``(batch or 1, num_heads, q_len, kv_len)``, for
+    attention
+    functions that take nothing else."""
     if mask.dtype == torch.bool:
         # Half of the least number stays finite when autocast rounds it to fewer digits.
         return torch.where(mask, bias.to(dtype), torch.finfo(dtype).min / 2)

@@ -128,8 +128,7 @@ def trained_length(model: PreTrainedModel) -> int | None:
 def learned_positions(model: PreTrainedModel) -> int | None:
     """How many tokens of a text a model has embeddings of positions for; ``None`` if it computes them.
 
-    Those of learned tokens that the model puts in front of a text are left out, and tables of towers that read pictures or
-    sound: they are as long as what those see.
+    Learned tokens in front are left out, and tables of towers that read pictures or sound.
     """
     scheme = getattr(model, "position", None)  # SinkLM
     if scheme is not None:
@@ -174,11 +173,8 @@ def require_lengths(model: PreTrainedModel, samples: Samples) -> None:
 
 
 def length_warnings(model: PreTrainedModel, samples: Samples, threshold: float | None) -> list[str]:
-    """The sentences of the two below that apply to samples; none of pictures and sound.
-
-    Args:
-        threshold: ``None`` where no head is said to sink.
-    """
+    """The sentences of the two below that apply to samples; none of pictures and sound. ``threshold`` is ``None`` where no head
+    is said to sink."""
     if samples.tokens is None:
         return []
     said = [length_warning(model, samples.tokens.shape[1])]
@@ -202,9 +198,6 @@ def short_text_warning(model: PreTrainedModel, samples: Samples, threshold: floa
     """A sentence where a decoder's head that looks at all keys alike passes for one that sinks; empty otherwise.
 
     Of pairs the decoder reads the targets, which have lengths of their own; as many must be short as must see a sink.
-
-    Args:
-        threshold: mean weight above which a head is said to sink.
     """
     targets, mask = (samples.arguments.get(f"decoder_{name}") for name in ("input_ids", "attention_mask"))
     if targets is not None:

@@ -24,16 +24,9 @@ from sinklab.models.gguf_file import Gguf
 from sinklab.models.quiet import only_errors
 
 FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "source.spm",
-    "tekken.json",
-)
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model",
+    "sentencepiece.bpe.model", "source.spm", "tekken.json",
+)  # fmt: skip
 
 
 def load_tokenizer(

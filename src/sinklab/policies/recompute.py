@@ -19,19 +19,13 @@ class Recompute(Policy):
 
     "Sliding window with re-computation" of Xiao et al. 2024 (arXiv 2309.17453): no key or value is older than its window, so
     the first token of each window is its sink, and nothing is out of the range that a model was trained on. It needs a forward
-    of ``window + 1`` tokens for every token. Any causal model will do, also one with learned positions.
-
-    With ``every`` above 1, tokens come in blocks of so many, ``every · m`` to ``every · m + every - 1``, and a block is read in
-    one forward behind the ``window + 1 - every`` tokens before it: the strided sliding window by which perplexity is
-    commonly measured. The last token of a block sees ``window`` tokens before it, the first ``every - 1`` fewer.
+    of ``window + 1`` tokens for every token behind the first window. Any causal model will do, also one with learned positions.
 
     Attributes:
         window: tokens before a token that are encoded with it, 1 or more.
-        every: tokens that share a window, from 1 to ``window + 1``.
     """
 
     window: int = 1023
-    every: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,28 +34,15 @@ class Recompute(Policy):
                 f"policy 'recompute' counts positions from the start of each window; positions={self.positions!r} is not there"
             )
         self._require("window", 1, PREDECESSORS)
-        if not 1 <= self.every <= self.window + 1:
-            raise ConfigurationError(f"every {self.every} must be from 1 to {self.window + 1}, the tokens of a window")
 
     def max_held(self, seq_len: int) -> int:
         return min(seq_len, self.window + 1)
 
-    def first(self, token: int) -> int:
-        """Index of the first token of the window in which a token is read."""
-        return max(0, (token // self.every + 1) * self.every - self.window - 1)
-
-    def stop(self, token: int) -> int:
-        """Index behind the last token that is read in the window of this one; all that fit share the first window."""
-        return ((token // self.every + 1) if self.first(token) else (self.window + 1) // self.every) * self.every
-
     def computed(self, wanted: Sequence[range]) -> int:
-        total = 0
+        total, size = 0, self.window + 1
         for span in wanted:
-            token = span.start
-            while token < span.stop:
-                stop = min(span.stop, self.stop(token))
-                total += stop - self.first(token)
-                token = stop
+            shared = min(span.stop, size)  # the first window is read at once
+            total += (shared if span.start < size else 0) + size * (span.stop - max(span.start, shared))
         return total
 
     def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -69,8 +50,7 @@ class Recompute(Policy):
 
         It is not all that counts: what a key says of the tokens before it also starts anew with every window.
         """
-        first = (query_positions // self.every + 1) * self.every - self.window - 1
-        return (key_positions >= first) & (key_positions <= query_positions)
+        return (key_positions >= query_positions - self.window) & (key_positions <= query_positions)
 
     def describe(self) -> str:
-        return f"recompute {self.window}" + (f", every {self.every}" if self.every > 1 else "")
+        return f"recompute {self.window}"

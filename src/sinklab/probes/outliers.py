@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
 import torch
-from torch import Tensor
 
-from sinklab.attention.call import LayerOutput, Part, Site
+from sinklab.attention.call import LayerOutput, Part
 from sinklab.attention.probe import Means, Probe, documents_of, require_same
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
 
 _PAPER = "Bondarenko et al. 2023 (arXiv 2306.12929)"
-_BLOCK_NUMBERS = 1 << 20
-
-
-@dataclasses.dataclass
-class _Moments:
-    """Mean, sums of the second to fourth power of the deviations from it, the number of values and the largest absolute value;
-    all of one document. Sums of the powers themselves would lose a mean far from zero in their last digits."""
-
-    count: int
-    mean: float
-    second: float
-    third: float
-    fourth: float
-    largest: float
-
-    def plus(self, other: _Moments) -> _Moments:
-        """Those of both together (Pébay 2008, SAND2008-6212, pairwise update)."""
-        mine, theirs, count = self.count, other.count, self.count + other.count
-        gap = (other.mean - self.mean) / count
-        product = mine * theirs
-        second = self.second + other.second + gap**2 * product * count
-        third = self.third + other.third + gap**3 * product * (mine - theirs) * count
-        third += 3 * gap * (mine * other.second - theirs * self.second)
-        fourth = self.fourth + other.fourth + gap**4 * product * (mine**2 - product + theirs**2) * count
-        fourth += 6 * gap**2 * (mine**2 * other.second + theirs**2 * self.second)
-        fourth += 4 * gap * (mine * other.third - theirs * self.third)
-        return _Moments(count, self.mean + gap * theirs, second, third, fourth, max(self.largest, other.largest))
-
-    def kurtosis(self) -> float | None:
-        """Fourth central moment over the squared variance; ``None`` for a constant tensor."""
-        if self.second <= 1e-12 * (self.second + self.count * self.mean**2):
-            return None
-        return self.count * self.fourth / self.second**2
-
 
 MAX_INF_NORM = Metric(
     "max_inf_norm",
@@ -85,7 +49,8 @@ LAYER_KURTOSIS = Metric(
 class Outliers(Probe):
     """Largest absolute value and kurtosis of each attention output and of each layer output.
 
-    Per document all values of the tensor are taken together; both numbers are then averaged over documents. For the whole
+    Per document all values of the tensor are taken together, under cached decoding those of a piece; both numbers are then
+    averaged over documents. For the whole
     model (rows without layer) the infinity norm is the maximum over tensors and the kurtosis their mean; the embeddings, layer
     -1, and cross-attention have rows but do not enter these. An encoder–decoder has one such row for each of its parts
     instead, cross-attention among them. The kurtosis is not the excess: a Gaussian gives 3.
@@ -95,42 +60,26 @@ class Outliers(Probe):
     metrics: ClassVar[tuple[Metric, ...]] = (MAX_INF_NORM, KURTOSIS, LAYER_MAX_INF_NORM, LAYER_KURTOSIS)
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str, int, int], tuple[Site, _Moments]] = {}
         self._means = Means()
 
     def update_layer(self, output: LayerOutput) -> None:
-        for row, inside in documents_of(output):
-            new = _moments(output.hidden_states[row][inside])
-            document = int(output.documents[row][inside][0])
-            key = (output.kind, output.site.module, row, document)
-            known = self._open.pop(key, None)
-            if known is not None and int(output.positions[row][inside].min()) > 0:
-                new = known[1].plus(new)  # cached decoding: more of the same document
-            elif known is not None:
-                self._close(output.kind, *known)
-            self._open[key] = (output.site, new)
-
-    def _close(self, kind: str, site: Site, moments: _Moments) -> None:
         once = torch.ones(())
-        largest, spread = (MAX_INF_NORM, KURTOSIS) if kind == "attention" else (LAYER_MAX_INF_NORM, LAYER_KURTOSIS)
-        self._means.add(largest, site, torch.tensor(moments.largest), once)
-        kurtosis = moments.kurtosis()
-        if kurtosis is not None:
-            self._means.add(spread, site, torch.tensor(kurtosis, dtype=torch.float64), once)
-
-    def finish(self) -> None:
-        for (kind, _, _, _), (site, moments) in self._open.items():
-            self._close(kind, site, moments)
-        self._open.clear()
+        largest, spread = (MAX_INF_NORM, KURTOSIS) if output.kind == "attention" else (LAYER_MAX_INF_NORM, LAYER_KURTOSIS)
+        for row, inside in documents_of(output):
+            values = output.hidden_states[row][inside].flatten()
+            wide = values.double() if values.device.type != "mps" else values.cpu().double()
+            self._means.add(largest, output.site, wide.abs().max(), once)
+            mean = wide.mean()
+            squares = (wide - mean) ** 2
+            second, fourth = float(squares.sum()), float((squares * squares).sum())
+            if second > 1e-12 * (second + len(wide) * float(mean) ** 2):  # a constant tensor has none
+                self._means.add(spread, output.site, torch.tensor(len(wide) * fourth / second**2, dtype=torch.float64), once)
 
     def merge(self, other: Self) -> None:
         require_same(self, other)
-        self.finish()
-        other.finish()
         self._means.merge(other._means)
 
     def rows(self) -> Iterator[Row]:
-        self.finish()
         for metric in self.metrics:
             wholes: dict[Part, list[tuple[float, int]]] = {}
             for site, sums, counts in self._means.cells(metric):
@@ -142,18 +91,3 @@ class Outliers(Probe):
                 row: Row = {"metric": metric, "value": value, "count": sum(count for _, count in cells)}
                 yield {**row, "part": part} if part else row
         yield from self._means.rows()
-
-
-def _moments(hidden_states: Tensor) -> _Moments:
-    """Moments of all numbers in a tensor, in float64 a block at a time."""
-    values, found = hidden_states.detach().flatten(), None
-    for block in values.split(_BLOCK_NUMBERS):
-        wide = block.double() if block.device.type != "mps" else block.cpu().double()
-        mean = wide.mean()
-        apart = wide - mean
-        square = apart * apart
-        sums = torch.stack((mean, square.sum(), (square * apart).sum(), (square * square).sum(), wide.abs().max()))
-        part = _Moments(len(wide), *sums.tolist())
-        found = part if found is None else found.plus(part)
-    assert found is not None, "a document has a token"
-    return found

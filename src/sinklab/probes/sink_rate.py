@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import ClassVar, Self
 
 import torch
+from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.operation import SHARE_OF_ROW, is_largest, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Means, Probe, by_head, filled, require_same
-from sinklab.probes._shared import NOTHING, EndedColumns, GrowingColumns
+from sinklab.errors import SessionError
 from sinklab.registry import probes
 from sinklab.results.intervals import TIE, just_above, require_threshold
 from sinklab.results.metric import Metric, Row
@@ -73,37 +74,36 @@ class SinkRate(Probe):
     is not missed; with operations that do not normalise, rows are divided by their sum first (their
     proxy). A null score (sink logit, key bias) is a position of its own, ``gu2024_null``.
 
-    Every rate has rows for each layer and head and, without layer and head, for the whole model.
+    Every rate has rows for each layer and head and, without layer and head, for the whole model. Texts are whole, each read in
+    one forward: what was generated is measured by reading it once more.
 
     Args:
         threshold: the epsilon of Gu et al., in [0, 1); their default 0.3.
 
     Raises:
         ConfigurationError: a threshold outside [0, 1).
+        SessionError: a call with cached keys, in which a document goes on.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"columns", "mass", "log_sum_exp", "maximum"})
     metrics: ClassVar[tuple[Metric, ...]] = (
-        GU2024,
-        GU2024_NULL,
-        QIU2025_FIRST_ATTENTION,
-        KAUL2024_FIRST_ARGMAX,
-        FIRST_TOKEN_SHARE,
-        FIRST_FOUR_SHARE,
-    )
+        GU2024, GU2024_NULL, QIU2025_FIRST_ATTENTION, KAUL2024_FIRST_ARGMAX, FIRST_TOKEN_SHARE, FIRST_FOUR_SHARE,
+    )  # fmt: skip
 
     def __init__(self, threshold: float = 0.3) -> None:
         require_threshold(threshold)
         self.threshold = threshold
-        self._growing = GrowingColumns()
         self._by_position = Means("head", "key_position")
         self._by_head = Means("head")
 
     def update(self, call: AttentionCall, statistics: Statistics) -> None:
         share, count, mass, largest = filled(statistics, "column_share", "column_count", "row_mass", "row_max")
-        null = statistics.null_mass if call.sink_scores is not None else None
-        self._judge(self._growing.add(call, share, count.expand_as(share), null))
-
+        if call.cached_keys:
+            raise SessionError(
+                f"{call.site.module}: sink rates are of whole texts; run the model without a cache, after generate() on all "
+                "that it has returned"
+            )
+        self._judge(call, share, count, statistics.null_mass)
         counted = call.counted[:, None]
         weights = weights_of_keys(call, keys_of_document(call, 0, 1, 2, 3), statistics.log_sum_exp)
         first = weights[..., 0]
@@ -118,32 +118,27 @@ class SinkRate(Probe):
         self._by_head.add(FIRST_TOKEN_SHARE, call.site, sums[2], queries[2], sums[3])
         self._by_head.add(FIRST_FOUR_SHARE, call.site, *by_head(weights.sum(-1), late))
 
-    def _judge(self, ended: EndedColumns | None) -> None:
-        """Compare the column means of ended documents with the threshold, and count."""
-        if ended is None:
-            return
-        above = 100.0 * (ended.sums / ended.counts > just_above(self.threshold))
-        seen = ended.counts > 0
-        real = ended.positions != NOTHING
-        positions = ended.positions[real][None]
-        hits, cases = (by_position(values[real].T[None], positions) for values in (above, seen))
-        self._by_position.add(GU2024, ended.site, hits, cases)
-        if not bool(real.all()):
-            self._by_head.add(GU2024_NULL, ended.site, above[~real].sum(0), seen[~real].sum(0))
-
-    def finish(self) -> None:
-        for ended in self._growing.finish():
-            self._judge(ended)
+    def _judge(self, call: AttentionCall, share: Tensor, count: Tensor, null_mass: Tensor | None) -> None:
+        """Compare the mean share of every key, and of the null score, with the threshold, and count."""
+        above, seen = just_above(self.threshold), (count > 0).expand_as(share)
+        hits = 100.0 * (share.cpu().double() / count.clamp_min(1.0).cpu().double() > above)
+        positions = call.key_positions
+        self._by_position.add(GU2024, call.site, by_position(hits, positions), by_position(seen.float(), positions))
+        if call.sink_scores is not None and null_mass is not None:
+            documents = call.query_documents.cpu()
+            for document in range(int(documents.max()) + 1):
+                inside = (documents == document)[:, None].double()
+                queries = inside.sum(-1)
+                means = (null_mass.cpu().double() * inside).sum(-1) / queries.clamp_min(1.0)
+                hits = 100.0 * (means > above)
+                self._by_head.add(GU2024_NULL, call.site, hits.sum(0), (queries > 0).double().sum(0).expand(hits.shape[1]))
 
     def merge(self, other: Self) -> None:
         require_same(self, other, "threshold")
-        self.finish()
-        other.finish()
         self._by_position.merge(other._by_position)
         self._by_head.merge(other._by_head)
 
     def rows(self) -> Iterator[Row]:
-        self.finish()
         for means in (self._by_position, self._by_head):
             yield from means.pooled()
         for means in (self._by_position, self._by_head):

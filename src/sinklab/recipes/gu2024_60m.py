@@ -34,7 +34,7 @@ def gu2024_60m() -> PretrainingConfig:
             tie_word_embeddings=False,
         ),
         data=DataConfig(corpus="sail/regmix-data-sample", tokenizer="EleutherAI/gpt-neox-20b", bos="none", eos=True, seed=42),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=4e-4, betas=(0.9, 0.95), weight_decay=0.1, decay="all"),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=4e-4, betas=(0.9, 0.95), weight_decay=0.1),
         schedule=ScheduleConfig(name="constant", warmup_steps=100),
         training=TrainingConfig(
             steps=20_000,

@@ -32,27 +32,17 @@ Place: TypeAlias = "tuple[Literal['position', 'first', 'anywhere'], int]"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hits:
-    """How often heads sink; arrays of one length.
-
-    Attributes:
-        head, token, position: numbers; the token's is -1 where it is not known.
-        first: whether the token is the first of its id in the document.
-        once: whether it is the first of its id on which this head sinks in the document.
-        count: documents.
-        ratio: norms of the values there over the mean norm of the others of their document, summed.
-        rated: documents that have others, and so such a ratio.
-        loud: documents in which the weight itself passes, too, before rows are divided by their sums.
-    """
+    """How often heads sink; arrays of one length."""
 
     head: np.ndarray
-    token: np.ndarray
+    token: np.ndarray  # -1 where it is not known
     position: np.ndarray
-    first: np.ndarray
-    once: np.ndarray
-    count: np.ndarray
-    ratio: np.ndarray
-    rated: np.ndarray
-    loud: np.ndarray
+    first: np.ndarray  # whether the token is the first of its id in the document
+    once: np.ndarray  # whether it is the first of its id on which this head sinks in the document
+    count: np.ndarray  # documents
+    ratio: np.ndarray  # norms of the values there over the mean norm of the others of their document, summed
+    rated: np.ndarray  # documents that have others, and so such a ratio
+    loud: np.ndarray  # documents in which the weight itself passes, too, before rows are divided by their sums
 
     def at(self, place: Place) -> np.ndarray:
         """Which of them a place accounts for."""
@@ -114,53 +104,29 @@ _NULLS = {"softmax": "learned sink logit", "sink_logit": "learned sink logit"}
 
 
 class _Module:
-    """Sums over the documents of one attention module, float64 by head and position ``(heads, length)`` unless said.
+    """Sums over the documents of one attention module.
 
     Attributes:
-        weight, seen: of the column, and how many queries see it.
-        share, asked: the same of rows divided by their sums, without the queries that stand on the key.
-        keys, early: documents that have the position, and those in which half of the queries see it ``(1, length)``.
-        null, null_hits: mean null mass summed over documents, and documents in which it passes the threshold ``(heads, 1)``.
-        documents: how many there are.
-        codes, counts: of (head, token, position, first of its kind, first sink on this token), each with the documents that
-            sink there; the last says of a token on which a head sinks twice in one document which of the two it is.
-        ratios: norm of the value there over the mean norm of the others in its document, summed over the same documents.
-        rated: in how many of them there are others; a text of one token has none.
-        loud: in how many of them the weight itself passes the threshold.
+        sums: float64, by position: ``weight`` of the column and how many queries see it (``seen``), ``share`` and ``asked``,
+            the same of rows divided by their sums, without the queries that stand on the key, ``(heads, length)``; documents
+            that have it (``keys``), and those in which half of the queries see it (``early``), ``(1, length)``; ``null``, mean
+            null mass summed over documents, and ``null_hits``, those in which it passes the threshold, ``(heads, 1)``.
+        codes, totals: of (head, token, position, first of its kind, first sink on this token) the last four of :class:`Hits`.
     """
 
     def __init__(self, heads: list[Head]) -> None:
         self.heads, self.documents, self.has_null, self.operation = heads, 0.0, False, ""
         self.sums: dict[str, Tensor] = {}
-        self.codes, self.counts = np.zeros((0, 5), dtype=np.int64), np.zeros(0, dtype=np.int64)
-        self.ratios: np.ndarray = np.zeros(0)
-        self.rated: np.ndarray = np.zeros(0)
-        self.loud: np.ndarray = np.zeros(0)
+        self.codes, self.totals = np.zeros((0, 5), dtype=np.int64), np.zeros((0, 4))
 
-    def add(
-        self,
-        sums: Mapping[str, Tensor],
-        documents: float,
-        codes: np.ndarray,
-        counts: np.ndarray,
-        ratios: np.ndarray,
-        rated: np.ndarray,
-        loud: np.ndarray,
-    ) -> None:
+    def add(self, sums: Mapping[str, Tensor], documents: float, codes: np.ndarray, totals: np.ndarray) -> None:
         """Add what was seen of some more documents."""
         for name, values in sums.items():
             before = self.sums.get(name, values.new_zeros(*values.shape[:-1], 0))
             more = values.shape[-1] - before.shape[-1]
             self.sums[name] = nn.functional.pad(before, (0, max(more, 0))) + nn.functional.pad(values, (0, max(-more, 0)))
         self.documents += documents
-        self.codes, index = np.unique(np.concatenate((self.codes, codes)), axis=0, return_inverse=True)
-
-        def total(before: np.ndarray, values: np.ndarray) -> np.ndarray:
-            return np.bincount(index.ravel(), np.concatenate((before, values)), len(self.codes))
-
-        self.counts = total(self.counts, counts).astype(np.int64)
-        self.ratios, self.rated = total(self.ratios, ratios), total(self.rated, rated)
-        self.loud = total(self.loud, loud)
+        self.codes, self.totals = _added_up(np.concatenate((self.codes, codes)), np.concatenate((self.totals, totals)))
 
     def mean(self, value: str, count: str) -> np.ndarray:
         """Mean by head and position; 0 where nothing was counted."""
@@ -271,7 +237,7 @@ class SinkFinder(Watcher):
         for name, module in other._modules.items():
             mine = self._modules.setdefault(name, _Module(module.heads))
             mine.operation, mine.has_null = module.operation, module.has_null
-            mine.add(module.sums, module.documents, module.codes, module.counts, module.ratios, module.rated, module.loud)
+            mine.add(module.sums, module.documents, module.codes, module.totals)
         self._samples, self._seq_len = self._samples + other._samples, max(self._seq_len, other._seq_len)
         self._front = max(self._front, other._front)
 
@@ -326,7 +292,7 @@ class SinkFinder(Watcher):
         """Percent of (document, head) that sink at each position, whether or not it is the place that counts as the sink."""
         hits = np.zeros(self._length)
         for module in self._modules.values():
-            np.add.at(hits, module.codes[:, 2], module.counts)
+            np.add.at(hits, module.codes[:, 2], module.totals[:, 0])
         return {position: float(100 * count / self._cases().sum()) for position, count in enumerate(hits)}
 
     def sinks(self, *, decode: Callable[[int], str] | None = None, corpus: str | None = None, bos: int | None = None) -> Sinks:
@@ -445,12 +411,10 @@ class SinkFinder(Watcher):
 
 def _hits(modules: Sequence[_Module]) -> Hits:
     """What was seen of all modules, whose heads are numbered one after the other."""
-    codes, counts, ratios, rated, by_weight = (
-        np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "counts", "ratios", "rated", "loud")
-    )
+    codes, totals = (np.concatenate([getattr(module, name) for module in modules]) for name in ("codes", "totals"))
     before = np.cumsum([0, *(len(module.heads) for module in modules)])[:-1]
     head = codes[:, 0] + np.repeat(before, [len(module.codes) for module in modules])
-    return Hits(head, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, counts, ratios, rated, by_weight)
+    return Hits(head, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, *totals.T)
 
 
 def _list_of(sink: Sink, is_loud: bool) -> str:
@@ -470,11 +434,8 @@ def _is_loud(sink: Sink, by_weight: np.ndarray, cases: np.ndarray) -> bool:
     return bool((by_weight >= enough_documents(cases)).any() if sink.sinking else by_weight.any())
 
 
-def _codes(
-    call: AttentionCall, hits: Tensor, loud: Tensor
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Codes ``(n, 5)``, counts, ratios, how many of these and of loud ones there are, ``(n,)``, of all sinks; see
-    :class:`_Module`."""
+def _codes(call: AttentionCall, hits: Tensor, loud: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and totals, as :class:`_Module` has them, of all sinks of a call."""
     tokens = torch.full_like(call.key_positions, -1) if call.key_tokens is None else call.key_tokens
     first = first_of_kind(call.key_positions, call.key_documents, tokens)
     documents = call.key_documents.clamp(min=0)
@@ -488,15 +449,19 @@ def _codes(
     ratio = repeat_groups(norms / others, call.groups).cpu()
     row, head, key = (index.cpu() for index in torch.where(hits))
     tokens, positions, documents, first = (part.cpu()[row, key] for part in (tokens, call.key_positions, documents, first))
-    again = np.ones(len(row), dtype=np.int64)
-    again[np.unique(torch.stack((row, head, documents, tokens), 1).numpy(), axis=0, return_index=True)[1]] = 0
-    codes = torch.stack((head, tokens, positions, first.long(), 1 - torch.from_numpy(again)), dim=1).numpy()
-    unique, which, counts = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
+    once = np.zeros(len(row), dtype=np.int64)
+    once[np.unique(torch.stack((row, head, documents, tokens), 1).numpy(), axis=0, return_index=True)[1]] = 1
+    codes = torch.stack((head, tokens, positions, first.long(), torch.from_numpy(once)), dim=1).numpy()
     each = ratio[row, head, key].numpy()
     known = ~np.isnan(each)  # of a text of one token, and where all values are 0
-    sums, rated = (np.bincount(which.ravel(), part, len(unique)) for part in (np.where(known, each, 0.0), known))
-    by_weight = np.bincount(which.ravel(), loud.cpu()[row, head, key].numpy(), len(unique))
-    return unique, counts, sums, rated, by_weight
+    numbers = (np.ones(len(row)), np.where(known, each, 0.0), known, loud.cpu()[row, head, key].numpy())
+    return _added_up(codes, np.stack(numbers, axis=1))
+
+
+def _added_up(codes: np.ndarray, totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of ``totals`` added up where their codes are the same."""
+    unique, index = np.unique(codes, axis=0, return_inverse=True)
+    return unique, np.stack([np.bincount(index.ravel(), column, len(unique)) for column in totals.T], axis=1)
 
 
 def _by_document(call: AttentionCall, values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.maps import token_text
 from sinklab.policies.base import Policy
 from sinklab.streaming.decoding import Tokenizer
-from sinklab.streaming.table import Table
+from sinklab.streaming.table import SlotTable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,13 +51,13 @@ class Telemetry:
         )
 
 
-def describe_slots(table: Table, batch: int, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
+def describe_slots(table: SlotTable, batch: int, tokenizer: Tokenizer | None = None) -> pd.DataFrame:
     """The tokens that a cache of ``batch`` rows holds, one a line, by row and slot.
 
     Returns:
         ``row``; ``slot``; ``token``, its index in the row, padding left out; ``id`` and ``text`` (with a tokenizer), missing
         where the model was given embeddings; ``pinned``; ``position``, at which the next token of the row sees it, counted as
-        the model does now (see ``Table.base``); ``distance``, from there to the next token. Both are missing for a token that
+        the model does now; ``distance``, from there to the next token. Both are missing for a token that
         is gone when the next one is written.
     """
     pinned, lines = set(table.policy.pinned), []
@@ -65,7 +65,7 @@ def describe_slots(table: Table, batch: int, tokenizer: Tokenizer | None = None)
         table_row = row if table.rows > 1 else 0
         index = table.index[table_row]
         visible = table.policy.visible(table.seen[table_row], index) & (index >= 0)
-        distances, next_position = table.distances(table_row, visible)
+        distances, next_position = table.distances(table_row)
         for slot, token in enumerate(index.tolist()):
             if token < 0:
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
@@ -33,7 +32,7 @@ from sinklab.streaming.host import (
     split,
     tokens_of,
 )
-from sinklab.streaming.layer import HeldLayer, OrderedLayer, RecurrentLayer, SlotLayer
+from sinklab.streaming.layer import RecurrentLayer, SlotLayer
 from sinklab.streaming.limits import (
     fit_limits,
     hosted,
@@ -41,13 +40,12 @@ from sinklab.streaming.limits import (
     narrow_window,
     require_decoder,
     require_integers,
-    require_ordered,
     warn_of_length,
 )
 from sinklab.streaming.quantized import make_layers, read_bits
-from sinklab.streaming.slot_table import RecurrentTable, SlotTable, WindowedTable
-from sinklab.streaming.table import OrderedStep, OrderedTable, PlannedStep, StaticStep, Step, Table
-from sinklab.streaming.traits import has_ordered_bias, has_states, tokens_in_front
+from sinklab.streaming.step import StaticStep, Step
+from sinklab.streaming.table import RecurrentTable, SlotTable, WindowedTable
+from sinklab.streaming.traits import has_states, tokens_in_front
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
@@ -57,13 +55,12 @@ class PolicyCache(Cache, Planner):
     """The cache of a policy, for one model; pass it as ``past_key_values``.
 
     One forward may hold one token or many, a prompt longer than the cache included: it is processed in chunks, and the
-    result does not depend on their size. Rows of a batch may be padded on either side, given a 2-D ``attention_mask``.
-    Positions are the cache's own: whatever ``position_ids`` a caller gives are replaced. A row is one text: several documents
-    packed into it are refused. Python warns where the policy holds more than the model was trained to see at once.
+    result does not depend on their size. Rows of a batch may be padded on either side, given a 2-D ``attention_mask``; each is
+    one text. Positions are the cache's own. Python warns where the policy holds more than the model was trained to see at once.
 
     Args:
         policy: what is held, a :class:`SlotPolicy`.
-        model: the model; if it is left out, the first one that is given the cache.
+        model: by default the first one that is given the cache.
         chunk: most tokens that are processed at once; more make a prompt faster and take more memory. They are fewer where each
             would take copies of many pinned tokens along.
         rebase_at: positions are counted from the oldest token held as soon as they would reach this. By default 2,048, or
@@ -78,17 +75,17 @@ class PolicyCache(Cache, Planner):
         ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients, rows of
             several documents.
         UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; also models without a layer of
-            attention, encoder-decoders, sliding windows smaller than what the policy holds, a rollback where keys are in the
-            order of the text, and what needs a mask where the attention function takes none.
+            attention, encoder-decoders, sliding windows smaller than what the policy holds, and attention functions that take
+            no mask.
 
     Attributes:
         layers: one for each layer of the model; empty until there is one.
         keys_in_slots: what attention is given is not in the order of the text, which a session asks for.
-        static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.table.StaticStep`.
+        static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.step.StaticStep`.
     """
 
     keys_in_slots: ClassVar[bool] = True
-    layers: list[HeldLayer | RecurrentLayer]
+    layers: list[SlotLayer | RecurrentLayer]
 
     def __init__(
         self,
@@ -118,7 +115,7 @@ class PolicyCache(Cache, Planner):
         self.policy, self.rollback = policy, rollback
         self.chunk, self.rebase_at, self.quantized, self._bits = chunk, rebase_at, quantized, read_bits(quantized)
         self.static = False
-        self._table: Table | None = None
+        self._table: SlotTable | None = None
         self._static: StaticStep | None = None
         self._apart: SinksApart | None = None
         self._outputs: list[ModelOutput] = []  # of the chunks before the last
@@ -136,15 +133,15 @@ class PolicyCache(Cache, Planner):
         return None if self._table is None else self._table.model
 
     @property
-    def table(self) -> Table:
-        """Which token is where; see :class:`~sinklab.streaming.table.Table`."""
+    def table(self) -> SlotTable:
+        """Which token is where; see :class:`~sinklab.streaming.table.SlotTable`."""
         if self._table is None:
             self.bind(generating_model())
         assert self._table is not None
         return self._table
 
     @property
-    def step(self) -> PlannedStep | None:
+    def step(self) -> Step | StaticStep | None:
         """What the forward at hand does; ``None`` between forwards."""
         return None if self._table is None else self._table.step
 
@@ -174,26 +171,15 @@ class PolicyCache(Cache, Planner):
         """Make layers and the table for a model."""
         self._front = tokens_in_front(model)
         policy = hosted(self.policy, front=self._front, rollback=self.rollback)
-        if has_ordered_bias(model):
-            require_ordered(policy, model)
-            if self.quantized or self.rollback:
-                setting = "quantized" if self.quantized else "rollback"
-                raise ConfigurationError(
-                    f"`{setting}` is for keys in slots; {type(model).__name__} needs them in the order of the text"
-                )
-            ordered = OrderedTable(policy, input_device(model), model)
-            self.layers = [OrderedLayer(ordered) for _ in range(model.config.get_text_config().num_hidden_layers)]
-            self._table, self.rebase_at = ordered, sys.maxsize
-            return
         rotations, self.chunk, self.rebase_at = fit_limits(
             model, policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None
         )
-        self._table = slots = self._slots(model, policy)
-        if slots.in_cache and not isinstance(slots, WindowedTable):
-            self._apart = SinksApart(model, slots, len(rotations.layers))
-        self.layers = make_layers(model, slots, rotations, self._bits)
+        self._table = table = self._table_of(model, policy)
+        if table.in_cache and not isinstance(table, WindowedTable):
+            self._apart = SinksApart(model, table, len(rotations.layers))
+        self.layers = make_layers(model, table, rotations, self._bits)
 
-    def _slots(self, model: PreTrainedModel, policy: SlotPolicy) -> SlotTable:
+    def _table_of(self, model: PreTrainedModel, policy: SlotPolicy) -> SlotTable:
         """The table of a model's layers of attention, of the kind that its other layers and its windows ask for."""
         device = input_device(model)
         if (narrow := narrow_window(model, self.policy)) is not None:
@@ -261,7 +247,7 @@ class PolicyCache(Cache, Planner):
         """Replace the step at hand by a static one, in the tensors of the last, where it is a single token that allows it."""
         table, layers = self.table, [layer for layer in self.layers if isinstance(layer, SlotLayer)]
         step = table.step
-        if self.quantized or not isinstance(table, SlotTable) or isinstance(table, WindowedTable):
+        if self.quantized or isinstance(table, WindowedTable):
             return
         if not isinstance(step, Step) or not isinstance(step.slot, int):
             return
@@ -296,7 +282,7 @@ class PolicyCache(Cache, Planner):
             )
         require_plain(model, module, arguments)
         attention = str(getattr(module.config, "_attn_implementation", "eager"))
-        if isinstance(table, SlotTable) and ("flex" in attention or "flash" in attention):
+        if "flex" in attention or "flash" in attention:
             raise UnsupportedModelError(
                 f"attention {attention!r} takes no 4-D mask, which a bounded cache needs; load the model with "
                 'attn_implementation="sdpa"'
@@ -331,10 +317,6 @@ class PolicyCache(Cache, Planner):
         """The arguments with the mask and the positions of the step at hand."""
         step: Any = self.step
         rows, given = tokens_of(arguments).shape[:2]
-        if isinstance(step, OrderedStep):  # these models count positions along the columns of a 2-D mask
-            others = {name: value for name, value in arguments.items() if name != "position_ids"}
-            columns = step.attention_mask
-            return dict(others, attention_mask=None if columns is None else columns[:, self._front :].expand(rows, -1))
         mask: object = self._mask(module, step.visible, rows)
         if isinstance(self.table, RecurrentTable) and (valid := mask_of(arguments)) is not None:
             mask = self.table.masks(mask, valid[:, -given:])
@@ -366,11 +348,6 @@ class PolicyCache(Cache, Planner):
         else:
             valid = mask[:, -length:].bool().cpu()
             valid = None if bool(valid.all()) else valid
-            if valid is not None and self._front and self.table.in_order:
-                raise ConfigurationError(
-                    f"{type(self.model).__name__} has learned tokens in front and a bias that counts keys: padding behind them "
-                    "would be counted too. Give one text at a time, or texts of one length"
-                )
         if valid is not None:
             with kept_tensors():
                 self.table.spread(batch)
@@ -466,7 +443,7 @@ class PolicyCache(Cache, Planner):
         return table.seq_length if table.step is not None else max(0, table.columns - self._front)
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
-        """See :meth:`Table.mask_sizes`."""
+        """See :meth:`SlotTable.mask_sizes`."""
         return self.table.mask_sizes(query_length if isinstance(query_length, int) else len(query_length))
 
     def reset(self) -> None:

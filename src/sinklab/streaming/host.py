@@ -1,13 +1,9 @@
 """Host: how a cache gets at the forwards and the attention of its model; what transformers does not tell it is found here.
 
-Hooks on the decoder let a cache plan each forward. :func:`compile_steps` compiles a model once for single tokens: what changes
-from token to token is worked out before the forward, outside of the graph (:class:`~sinklab.streaming.table.StaticStep`).
-
 In a chunk every query sees the sinks at a distance of its own. Keys of a chunk hold a copy of the sinks for each distance, and
 every query computes scores with all of them. Where attention is the stock softmax kernel, whose log-sum-exp is to be had,
 :class:`SinksApart` gives it the window alone; the few scores of the sinks are computed beside it, and the two softmaxes become
-one. That takes a model whose attention is given what its cache returned, and once for each layer; some repeat heads in an order
-of their own, or attend twice. The first forward that could be had so is watched, with copies of the sinks, to find out.
+one. Some models repeat heads in an order of their own, or attend twice, so the first such forward is watched, with copies.
 """
 
 from __future__ import annotations
@@ -31,8 +27,8 @@ from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.host_arguments import given_cache
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.table import StaticStep, Step
+from sinklab.streaming.step import StaticStep, Step
+from sinklab.streaming.table import SlotTable
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
@@ -54,9 +50,9 @@ _RECOMPUTES = (
 
 
 class Planner(abc.ABC):
-    """A cache that plans the forwards it is given to; ``static`` says whether the one at hand is compiled."""
+    """A cache that plans the forwards it is given to."""
 
-    static: bool
+    static: bool  # whether the forward at hand is compiled
 
     @abc.abstractmethod
     def open(self, module: nn.Module, arguments: Arguments) -> Arguments:
@@ -152,10 +148,7 @@ def require_plain(model: PreTrainedModel, module: nn.Module, arguments: Argument
 
 
 def split(arguments: Arguments, size: int, config: object = None, *, chunk: int) -> tuple[Arguments, Arguments]:
-    """The arguments of a forward of the first ``size`` tokens, and those of the others; refuses what cannot be had in chunks.
-
-    ``config`` says what the module gives where the arguments do not; ``chunk`` is the cache's, where ``size`` may be less.
-    """
+    """The arguments of a forward of the first ``size`` tokens, and of the others; refuses what cannot be had in chunks."""
     length, mask = tokens_of(arguments).shape[1], mask_of(arguments)
     names = ("output_attentions", "output_hidden_states", "output_router_logits", "labels")
     given = {name: getattr(config, name, None) if arguments.get(name) is None else arguments[name] for name in names}
@@ -214,23 +207,18 @@ class _Hooks:
 
     def before(self, module: nn.Module, args: tuple[object, ...], kwargs: Arguments) -> tuple[tuple[()], Arguments] | None:
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        cache = _planner(given_cache(arguments))
+        cache = given_cache(arguments)
         if not self.caches:  # these are the hooks of a copy
             self.leave()
-        if cache is None:
+        if not isinstance(cache, Planner):
             return None
         return (), _open(cache, module, arguments, torch.compiler.is_compiling() or is_compiled(module))
 
     def after(
         self, module: nn.Module, args: tuple[object, ...], kwargs: Arguments, output: ModelOutput | None
     ) -> ModelOutput | None:
-        cache = _planner(given_cache(kwargs))
-        return None if cache is None else _close(cache, output)
-
-
-def _planner(cache: object) -> Planner | None:
-    """The cache, if it is one that plans."""
-    return cache if isinstance(cache, Planner) else None
+        cache = given_cache(kwargs)
+        return _close(cache, output) if isinstance(cache, Planner) else None
 
 
 @torch.compiler.disable

@@ -1,4 +1,4 @@
-"""Layer: keys and values of one layer of a bounded cache; to decode a token nothing is copied but in :class:`OrderedLayer`."""
+"""Layer: keys and values of one layer of a bounded cache; to decode a token nothing is copied."""
 
 from __future__ import annotations
 
@@ -10,29 +10,39 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.environment import require_memory
-from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.table import OrderedTable, StaticStep, Step, Table
+from sinklab.streaming.step import StaticStep, Step
+from sinklab.streaming.table import SlotTable
 from sinklab.streaming.traits import Rotation, restore_states, states_of
 
 
-class HeldLayer(CacheLayerMixin):
-    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache`, whose table says what is where.
+class SlotLayer(CacheLayerMixin):
+    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache`, whose table says what is where; written in place.
+
+    Attention depends on differences of positions, so keys stay as they were rotated when they were written; only pinned keys,
+    whose distance to the query is not their distance in the text, are rotated anew at every step, each from its first form: no
+    error adds up.
 
     Attributes:
         buffers: names of the tensors that last from step to step; rows of the batch first, allocated at the first call.
         table: of the cache that the layer belongs to.
         rotation: of the layer's keys; ``None`` where positions do not rotate them.
-        fixed: slots at the beginning whose keys do not move with the others.
+        fixed: pinned slots, at the beginning, whose keys do not move with the others.
+        keys, values: ``(batch, num_kv_heads, slots, head_dim)``, pinned slots first.
+        masters: pinned keys as they were written, ``(batch, num_kv_heads, pinned, head_dim)``, float32 or float64.
+        static_matrices: rotations of a static step, ``(pinned, head_dim, head_dim)``; see
+            :class:`~sinklab.streaming.step.StaticStep`.
     """
 
     is_sliding = False
-    buffers: ClassVar[tuple[str, ...]] = ("keys", "values")
+    buffers: ClassVar[tuple[str, ...]] = ("keys", "values", "masters")
     keys: Tensor
     values: Tensor
+    masters: Tensor
 
-    def __init__(self, table: Table, rotation: Rotation | None = None, fixed: int = 0) -> None:
+    def __init__(self, table: SlotTable, rotation: Rotation | None) -> None:
         super().__init__()
-        self.table, self.rotation, self.fixed = table, rotation, fixed
+        self.table, self.rotation, self.fixed = table, rotation, len(table.policy.pinned)
+        self.static_matrices: Tensor | None = None
 
     @property
     def batch_size(self) -> int:
@@ -59,6 +69,11 @@ class HeldLayer(CacheLayerMixin):
             require_memory(needed, f"one layer of a cache of {slots} tokens")
         self.keys = key_states.new_zeros(batch, heads, slots, size)
         self.values = value_states.new_zeros(batch, heads, slots, value_states.shape[-1])
+        self.masters = self.keys[:, :, : self.fixed].to(torch.promote_types(self.dtype, torch.float32), copy=True)
+        if self.keys.is_cuda and not torch.compiler.is_compiling():
+            # CUDA graphs are not made of a step that writes into tensors which might be elsewhere the next time.
+            for held in (self.keys, self.values, self.masters):
+                torch._dynamo.mark_static_address(held)
 
     def require(self, key_states: Tensor, value_states: Tensor) -> None:
         """Refuse keys ``(batch, num_kv_heads, length, head_dim)`` that do not go with the step at hand; allocate at first."""
@@ -122,38 +137,6 @@ class HeldLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Nothing: what the table does not list is not visible."""
-
-
-class SlotLayer(HeldLayer):
-    """One layer of a :class:`~sinklab.streaming.cache.PolicyCache` under a slot policy, written in place.
-
-    Attention depends on differences of positions, so keys stay as they were rotated when they were written; only pinned keys,
-    whose distance to the query is not their distance in the text, are rotated anew at every step, each from its first form: no
-    error adds up.
-
-    Attributes:
-        keys, values: ``(batch, num_kv_heads, slots, head_dim)``, pinned slots first; allocated at the first call.
-        masters: pinned keys as they were written, ``(batch, num_kv_heads, pinned, head_dim)``, float32 or float64.
-        static_matrices: rotations of a static step, ``(pinned, head_dim, head_dim)``; see
-            :class:`~sinklab.streaming.table.StaticStep`.
-    """
-
-    buffers: ClassVar[tuple[str, ...]] = ("keys", "values", "masters")
-    table: SlotTable
-    masters: Tensor
-
-    def __init__(self, table: SlotTable, rotation: Rotation | None) -> None:
-        super().__init__(table, rotation, fixed=len(table.policy.pinned))
-        self.static_matrices: Tensor | None = None
-
-    def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().allocate(key_states, value_states)
-        wide = torch.promote_types(self.dtype, torch.float32)
-        self.masters = self.keys[:, :, : self.fixed].to(wide, copy=True)
-        if self.keys.is_cuda and not torch.compiler.is_compiling():
-            # CUDA graphs are not made of a step that writes into tensors which might be elsewhere the next time.
-            for held in (self.keys, self.values, self.masters):
-                torch._dynamo.mark_static_address(held)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Write new keys and values, ``(batch, num_kv_heads, length, head_dim)``; those that this step's queries may see."""
@@ -253,36 +236,7 @@ def _received(held: Tensor, given: Tensor, source: Tensor) -> Tensor:
     return torch.where((source >= 0)[:, None, :, None], received.to(held.dtype), held)
 
 
-class OrderedLayer(HeldLayer):
-    """One layer whose keys and values, ``(batch, num_kv_heads, columns held, head_dim)``, are in the order of the text."""
-
-    table: OrderedTable
-
-    def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Append new keys and values ``(batch, num_kv_heads, length, head_dim)``; all that are held."""
-        step = self.table.step
-        if step is not None and self.table.columns == step.length:  # a text begins
-            self.is_initialized = False
-        self.require(key_states, value_states)
-        assert step is not None
-        self.keys = torch.cat((_gathered(self.keys, step.source), key_states), dim=2)
-        self.values = torch.cat((_gathered(self.values, step.source), value_states), dim=2)
-        return self.keys, self.values
-
-
-def _gathered(held: Tensor, source: Tensor | None) -> Tensor:
-    if source is None:
-        return held
-    source = source.to(held.device)  # of a layer of a model that is spread over devices
-    if source.ndim == 1:
-        return held[:, :, source]
-    return held.gather(2, source[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]))
-
-
-class LatentMixin(HeldLayer):
+class LatentLayer(SlotLayer):
     """Holds what is rotated as its keys and the latent as its values, and is given and gives them the other way round.
 
     DeepSeek-V2 (arXiv 2405.04434) and its successors cache two tensors of one head each: the latent, from which the keys and
@@ -296,11 +250,7 @@ class LatentMixin(HeldLayer):
         return latent, rotated
 
 
-class LatentLayer(LatentMixin, SlotLayer):
-    """A :class:`~sinklab.streaming.layer.SlotLayer` of latents."""
-
-
-class HybridMixin(HeldLayer, LinearAttentionLayer):
+class HybridLayer(SlotLayer, LinearAttentionLayer):
     """Keys and values in slots, and states of linear attention beside them on the same tokens (Falcon-H1, Zamba2)."""
 
     def __init__(self, *settings: Any, states: int) -> None:
@@ -335,10 +285,6 @@ class HybridMixin(HeldLayer, LinearAttentionLayer):
     def reset(self) -> None:
         super().reset()
         LinearAttentionLayer.reset(self)
-
-
-class HybridLayer(HybridMixin, SlotLayer):
-    """A :class:`~sinklab.streaming.layer.SlotLayer` with states."""
 
 
 class RecurrentLayer(LinearAttentionLayer):

@@ -25,7 +25,6 @@ from sinklab.results.progress import warn
 from sinklab.streaming.traits import (
     KeyRotations,
     continues_in_chunks,
-    has_ordered_bias,
     has_states,
     keyless_layers,
     read_rotations,
@@ -119,23 +118,6 @@ def narrow_window(model: PreTrainedModel, policy: SlotPolicy) -> Window | None:
     return Window(window=seen - 1) if seen is not None and seen < policy.num_slots else None
 
 
-def require_ordered(policy: SlotPolicy, model: PreTrainedModel) -> None:
-    """Refuse a policy whose gaps, or size, a model with an ordered bias cannot have."""
-    name = type(model).__name__
-    consecutive = not policy.pinned and policy.reach == policy.num_slots  # as far from each other in the cache as in the text
-    if policy.positions != "in_cache" and not consecutive:
-        raise UnsupportedModelError(
-            f"{name} adds a bias that counts the keys between key and query, and those that have left cannot be counted: what "
-            f"is held has its positions in the cache, and policy {policy.describe()!r} wants those in the text, with gaps. "
-            "Choose one with positions='in_cache'"
-        )
-    table = int(getattr(model.config.get_text_config(), "max_seq_len", None) or sys.maxsize)  # MPT
-    if policy.num_slots > table:
-        raise UnsupportedModelError(
-            f"{name} has biases for {table:,} keys and the policy holds {policy.num_slots:,}; choose a smaller window"
-        )
-
-
 def require_integers(policy: Policy) -> None:
     """Refuse a policy whose tokens leave their slots or write them in turn: groups of tokens are rounded when complete."""
     if not isinstance(policy, SlotPolicy):
@@ -226,17 +208,11 @@ class HostedPolicy(SlotPolicy):
     Tokens are counted with the learned ones in front of the text: those are the first, and stay. Beyond what the rule lets a
     query see, the last ``rollback`` tokens that have left its window are held, and seen by nobody: they are needed again when
     as many of the newest are taken back.
-
-    Attributes:
-        rule: the policy of the text, whose first token is its 0.
-        room: the same with a window that is wider by ``rollback``: who has which slot.
-        front: learned tokens in front of the text.
-        rollback: how many tokens are held besides.
     """
 
     name: ClassVar[str] = "hosted"
-    rule: SlotPolicy
-    room: SlotPolicy
+    rule: SlotPolicy  # of the text, whose first token is its 0
+    room: SlotPolicy  # the same with a window that is wider by ``rollback``: who has which slot
     front: int = 0
     rollback: int = 0
 
@@ -336,7 +312,7 @@ def _context(model: PreTrainedModel) -> int:
 
 def _same_frequencies(model: PreTrainedModel, policy: Policy) -> int:
     """Half of the positions below which a model keeps its frequencies: with fewer to spare they are counted anew too often."""
-    if not isinstance(policy, SlotPolicy) or has_ordered_bias(model):
+    if not isinstance(policy, SlotPolicy):
         return sys.maxsize
     try:
         limit = read_rotations(model).limit

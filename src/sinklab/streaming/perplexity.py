@@ -96,9 +96,8 @@ class Estimate:
 def unit_means(values: Tensor) -> Tensor:
     """Means of the parts of the text that an interval may take for independent, ``(units,)``; NaN counts as not measured.
 
-    Tokens of one text are correlated, so a row of values ``(batch, length)`` is one part. Where there are fewer than 8 rows,
-    each is cut into as many blocks of consecutive tokens as make 8; blocks of some hundred tokens are far less correlated than
-    tokens, but not independent.
+    Tokens of one text are correlated, so a row of values ``(batch, length)`` is one part. Fewer than 8 rows are cut into blocks
+    of consecutive tokens, which are far less correlated than tokens, but not independent.
     """
     blocks = math.ceil(LEAST_PARTS / len(values))
     parts = [part for row in values for part in row.tensor_split(blocks)]

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from sinklab.errors import ConfigurationError
 from sinklab.models.integer_linear import affine_grid
 from sinklab.results.environment import require_memory
-from sinklab.streaming.layer import HeldLayer, HybridLayer, HybridMixin, LatentLayer, LatentMixin, RecurrentLayer, SlotLayer
-from sinklab.streaming.slot_table import SlotTable, WindowedTable
-from sinklab.streaming.table import Step
+from sinklab.streaming.layer import HybridLayer, LatentLayer, RecurrentLayer, SlotLayer
+from sinklab.streaming.step import Step
+from sinklab.streaming.table import SlotTable, WindowedTable
 from sinklab.streaming.traits import KeyRotations, Rotation, hybrid_layers, keyless_layers
 
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
@@ -54,25 +54,19 @@ class QuantizedLayer(SlotLayer):
     """A :class:`SlotLayer` whose ring holds integer codes between the steps.
 
     Keys have outliers in a few channels and values have none (Liu et al. 2024, KIVI, arXiv 2402.02750), so a grid of keys
-    belongs to one channel of a group of slots that follow each other, and a grid of values to one token. A number comes
-    back within half a step of its grid, whose range is that of the numbers it stands for, widened to 0.
+    belongs to one channel of a group of slots that follow each other, and a grid of values to one token.
 
     Tokens are rounded once, when their group of slots is full; until then they wait in full precision. Pinned tokens never are
     rounded: so much attention rests on their keys that this would cost most. Where positions are counted anew, keys of the ring
-    are rotated and rounded once more.
-
-    A step widens the whole layer into a workspace that all layers share: it takes more time than without, and less memory.
-    Tokens of one chunk see each other unrounded, so results depend on the size of chunks as far as rounding goes.
+    are rotated and rounded once more. A step widens the whole layer into a workspace that all layers share: it takes more time
+    than without, and less memory. Tokens of one chunk see each other unrounded.
 
     Attributes:
         key_codes, value_codes: int8 ``(batch, num_kv_heads, groups, group, head_dim)``; of 4 bits, uint8 with two
             numbers in a byte, those of the first half of the channels in the lower bits: the last axis is half as long.
-        key_scales, key_zeros: float16 and int8 ``(batch, num_kv_heads, groups, 1, head_dim)``.
-        value_scales, value_zeros: likewise, ``(batch, num_kv_heads, groups, group, 1)``.
+        key_scales, key_zeros: float16 and int8 ``(batch, num_kv_heads, groups, 1, head_dim)``, of values ``(…, group, 1)``.
         key_newest, value_newest: tokens that wait, in the dtype of the model, ``(batch, num_kv_heads, group, head_dim)``.
-        waiting: boolean ``(batch, groups, group)``, the slots of the ring whose tokens wait.
-        ring: slots that are not pinned.
-        group: slots of a group.
+        waiting: boolean ``(batch, groups, group)``, the slots of the ring (those that are not pinned) whose tokens wait.
         sinks: values of the pinned tokens, ``(batch, num_kv_heads, pinned, head_dim)``, in the dtype of the model.
     """
 
@@ -280,19 +274,19 @@ class QuantizedLayer(SlotLayer):
                 parts[part][:, :, groups] = torch.where(rows[:, None, :, None, None], parts[part][:, :, groups], tensor)
 
 
-class QuantizedLatentLayer(LatentMixin, QuantizedLayer):
+class QuantizedLatentLayer(LatentLayer, QuantizedLayer):
     """A :class:`~sinklab.streaming.quantized.QuantizedLayer` of latents."""
 
 
-class QuantizedHybridLayer(HybridMixin, QuantizedLayer):
+class QuantizedHybridLayer(HybridLayer, QuantizedLayer):
     """A :class:`~sinklab.streaming.quantized.QuantizedLayer` with states, which stay as they are."""
 
 
 def make_layers(
     model: PreTrainedModel, slots: SlotTable, rotations: KeyRotations, bits: int | None
-) -> list[HeldLayer | RecurrentLayer]:
+) -> list[SlotLayer | RecurrentLayer]:
     """The layers of a cache of slots, each of the kind that its layer of the model asks for; integers if there are bits."""
-    layers: dict[int, HeldLayer | RecurrentLayer] = {
+    layers: dict[int, SlotLayer | RecurrentLayer] = {
         index: RecurrentLayer(states) for index, states in keyless_layers(model).items()
     }
     hybrid, workspace = hybrid_layers(model), Workspace()

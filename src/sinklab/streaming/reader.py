@@ -24,14 +24,7 @@ from sinklab.registry import policies
 from sinklab.streaming.base import Reader, Telemetry, forget_media
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.limits import inside, require_integers, warn_of_length
-from sinklab.streaming.slot_table import SlotTable
-from sinklab.streaming.traits import (
-    continues_in_chunks,
-    has_states,
-    states_of,
-    tokens_in_front,
-    without_autocast,
-)
+from sinklab.streaming.traits import continues_in_chunks, has_states, states_of, tokens_in_front, without_autocast
 
 _AT_ONCE = 8192
 """Tokens of one forward at most, unless one window has more: the memory that is needed does not depend on the text."""
@@ -40,9 +33,9 @@ _AT_ONCE = 8192
 class RecomputeReader(Reader):
     """Reads under :class:`~sinklab.policies.recompute.Recompute`, with a window that fits into the model's table of positions.
 
-    Between calls it keeps the last ``window`` token ids, and while a block of several tokens is under way the keys and values
-    of its window. Logits that nobody asks for are not computed, nor the windows that only they need. Once a row has padding,
-    rows are read one after the other; logits of padding are 0.
+    Between calls it keeps the last ``window`` token ids, and while the first window is under way its keys and values. Logits
+    that nobody asks for are not computed, nor the windows that only they need. Once a row has padding, rows are read one after
+    the other; logits of padding are 0.
     """
 
     policy: Recompute
@@ -91,49 +84,38 @@ class RecomputeReader(Reader):
         if self._rows:
             super().pass_over(tokens)
             return
-        tokens = tokens.to(self.model.device)
-        ids = tokens if self._ids is None else torch.cat((self._ids, tokens), dim=1)
-        self._ids, self._cache = ids[:, -self.policy.window :].clone(), None  # the cache would lack these tokens
+        self._follow(tokens.to(self.model.device))
+        self._cache = None  # it would lack these tokens
         self._columns += tokens.shape[1]
-        self._read += tokens.shape[1]
 
-    # --- rows that agree -----------------------------------------------------------------------------------------------------
+    def _follow(self, tokens: Tensor) -> Tensor:
+        """Ids of these tokens behind those that are kept; the last window of them is kept from now on."""
+        ids = tokens if self._ids is None else torch.cat((self._ids, tokens), dim=1)
+        self._ids = ids[:, -self.policy.window :].clone()
+        self._read += tokens.shape[1]
+        return ids
 
     def _read_alike(self, tokens: Tensor, keep: int) -> Tensor:
-        policy, length = self.policy, tokens.shape[1]
-        ids = tokens if self._ids is None else torch.cat((self._ids, tokens), dim=1)
-        offset = self._read - (ids.shape[1] - length)  # index of the token in the first column of ids
-        requested = self._read + length - keep  # index of the first token whose logits the caller wants
-        end, parts = self._read + length, []
-        while self._read < end:
-            first, block = policy.first(self._read), policy.stop(self._read)
-            whole = (end - self._read) // policy.every
-            if first > 0 and self._read % policy.every == 0 and whole:
-                stop = self._read + whole * policy.every
-                skip = max(0, min(requested, stop) - self._read) // policy.every * policy.every
-                self._read += skip
-                if self._read < stop:
-                    windows = ids[:, policy.first(self._read) - offset : stop - offset]
-                    parts.append(self._windows(windows))
-            else:
-                stop = min(block, end)
-                if stop <= requested:
-                    self._cache = None  # it would lack these tokens
-                else:
-                    parts.append(self._go_on(ids[:, first - offset : stop - offset], stop - self._read, stop < block))
-            self._read = stop
-        self._ids = ids[:, -policy.window :].clone()
+        size, read, length = self.policy.window + 1, self._read, tokens.shape[1]
+        ids, parts = self._follow(tokens), []
+        first = max(0, min(length, size - read))  # so many of the tokens share the first window
+        if first > length - keep:
+            parts.append(self._go_on(ids[:, : read + first], first, read + first < size))
+        elif first:
+            self._cache = None  # it would lack these tokens
+        if whole := min(keep, length - first):
+            parts.append(self._windows(ids[:, ids.shape[1] - whole - size + 1 :]))
         return torch.cat(parts, dim=1)[:, -keep:]
 
     def _windows(self, ids: Tensor) -> Tensor:
-        """Logits of the last ``every`` tokens of every window in ``ids``; ``(batch, windows · every, vocab_size)``."""
-        size, every = self.policy.window + 1, self.policy.every
-        windows = ids.unfold(1, size, every).flatten(0, 1)
-        parts = [self._logits(part, every) for part in windows.split(max(1, _AT_ONCE // size))]
+        """Logits of the last token of every window in ``ids``; ``(batch, windows, vocab_size)``."""
+        size = self.policy.window + 1
+        windows = ids.unfold(1, size, 1).flatten(0, 1)
+        parts = [self._logits(part, 1) for part in windows.split(max(1, _AT_ONCE // size))]
         return torch.cat(parts).unflatten(0, (len(ids), -1)).flatten(1, 2)
 
     def _go_on(self, window: Tensor, new: int, more: bool) -> Tensor:
-        """Logits of the ``new`` last tokens of a window; ``more`` of the same window come in a later call."""
+        """Logits of the ``new`` last tokens of the first window, of which ``more`` come in a later call."""
         if more or self._cache is not None:
             if self._cache is None:
                 self._cache = DynamicCache(config=self.model.config)
@@ -152,8 +134,6 @@ class RecomputeReader(Reader):
             arguments["logits_to_keep"] = last
         logits: Tensor = self.model(input_ids=ids, **{"use_cache": False, **arguments}).logits
         return logits[:, -last:]
-
-    # --- rows that do not ----------------------------------------------------------------------------------------------------
 
     def _read_rows(self, tokens: Tensor, valid: Tensor, keep: int) -> Tensor:
         if not self._rows:
@@ -219,8 +199,7 @@ class CacheReader(Reader):
         if planned:
             for layer in cache.layers:
                 layer.release()  # of another number of rows
-            if isinstance(cache.table, SlotTable):
-                cache.table.apart = cache.table.watched = False  # no attention follows
+            cache.table.apart = cache.table.watched = False  # no attention follows
             cache.table.step = cache.table.plan(length, None)
             cache.table.note(ids, rows)
         for number, layer in enumerate(held):

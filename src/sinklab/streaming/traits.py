@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.attention import seam
-from sinklab.attention.anatomy import EMPTY_KINDS, HYBRID, RECURRENT_KINDS, Anatomy, layers_without_attention
+from sinklab.attention.anatomy import EMPTY_KINDS, HYBRID, RECURRENT_KINDS, Anatomy
 from sinklab.attention.folding import unmarked
 from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import held, input_device
@@ -38,11 +38,7 @@ _continues: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictiona
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """16 hexadecimal digits of a hash over config and some weights: whose a saved cache is.
-
-    Eight tensors, spread over the model, are read at both ends: another checkpoint of the same architecture differs, and so
-    does another dtype.
-    """
+    """16 hexadecimal digits of a hash over config and both ends of eight weights: whose a saved cache is."""
     config = {name: value for name, value in model.config.to_dict().items() if name not in _VOLATILE}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     weights = sorted(model.named_parameters())
@@ -67,7 +63,7 @@ def tokens_of_prefix(model: PreTrainedModel) -> int:
     return int(getattr(model.config.get_text_config(), "prefix_length", 0) or 0)  # SinkLM
 
 
-def has_ordered_bias(model: PreTrainedModel) -> bool:
+def _has_ordered_bias(model: PreTrainedModel) -> bool:
     """Whether the scores of a model depend on the order of the keys in its cache."""
     if getattr(getattr(model, "position", None), "biased", False):  # SinkLM
         return True
@@ -82,26 +78,23 @@ def has_ordered_bias(model: PreTrainedModel) -> bool:
 def keyless_layers(model: PreTrainedModel) -> dict[int, int]:
     """Index of every layer that writes no keys of its own, as the config says, and how many states it keeps, 0 if none."""
     config = model.config.get_text_config(decoder=True)
-    kinds = getattr(config, "layer_types", None) or []
     shared = getattr(config, "num_kv_shared_layers", None) or 0
-    if not shared and not layers_without_attention(config):
-        return {}
-    counts = {
-        index: layer.number_of_states if kind in RECURRENT_KINDS else 0
-        for index, (layer, kind) in enumerate(zip(DynamicCache(config=config).layers, kinds, strict=False))
-        if kind in RECURRENT_KINDS | EMPTY_KINDS
-    }
+    counts = _states_by_layer(config, RECURRENT_KINDS) | dict.fromkeys(_states_by_layer(config, EMPTY_KINDS), 0)
     return counts | dict.fromkeys(range(config.num_hidden_layers - shared, config.num_hidden_layers), 0)
 
 
 def hybrid_layers(model: PreTrainedModel) -> dict[int, int]:
     """Index of every layer that keeps states beside keys of its own, and how many."""
-    config = model.config.get_text_config(decoder=True)
+    return _states_by_layer(model.config.get_text_config(decoder=True), frozenset({HYBRID}))
+
+
+def _states_by_layer(config: PreTrainedConfig, wanted: frozenset[str]) -> dict[int, int]:
+    """Index of every layer of these kinds, and how many states a cache of transformers keeps of it."""
     kinds = getattr(config, "layer_types", None) or []
-    if HYBRID not in kinds:
+    if wanted.isdisjoint(kinds):
         return {}
     layers = enumerate(zip(DynamicCache(config=config).layers, kinds, strict=False))
-    return {index: layer.number_of_states for index, (layer, kind) in layers if kind == HYBRID}
+    return {index: getattr(layer, "number_of_states", 0) for index, (layer, kind) in layers if kind in wanted}
 
 
 def has_states(model: PreTrainedModel) -> bool:
@@ -183,16 +176,10 @@ class FixedPositions(UnsupportedModelError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rotation:
-    """The rotation of the keys of one layer.
+    """The rotation of the keys of one layer."""
 
-    Attributes:
-        frequencies: float64 ``(pairs,)``, radians for each step of the position.
-        first, second: coordinates of each pair, int64 ``(pairs,)``; the others are not rotated.
-        head_dim: size of a key.
-    """
-
-    frequencies: Tensor
-    first: Tensor
+    frequencies: Tensor  # float64 (pairs,), radians for each step of the position
+    first: Tensor  # coordinates of each pair, int64 (pairs,); the others are not rotated
     second: Tensor
     head_dim: int
 
@@ -239,11 +226,10 @@ class KeyRotations:
     Attributes:
         layers: index of every layer that writes keys to a cache, and its rotation; ``None`` where keys are not rotated. Layers
             that rotate alike share the object.
-        kv_heads: how many heads each of these layers writes keys of, in their order.
-        latent: layers of multi-head latent attention. They cache a latent, from which the keys and values of all heads are
-            made, and as the second tensor what is rotated of the keys, which all heads share.
         limit: positions below which the model computes its angles from the same frequencies, or has a table of them; ``None``
             if there is no end.
+        kv_heads: how many heads each of these layers writes keys of, in their order.
+        latent: layers of multi-head latent attention: they cache a latent, and in second place what is rotated of the keys.
     """
 
     layers: dict[int, Rotation | None]
@@ -261,15 +247,12 @@ _rotations: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[object, ...], KeyRo
 
 
 def read_rotations(model: PreTrainedModel) -> KeyRotations:
-    """Rotations of the keys of every layer; one forward of one token at a few positions, once for a model.
-
-    They are read again when the model's frequencies have changed: ``model.to(torch.bfloat16)`` rounds them, and keys rotate
-    by the rounded ones from then on.
+    """Rotations of the keys of every layer; one forward of one token at a few positions, once for a model, and again when its
+    frequencies have changed (``model.to(torch.bfloat16)`` rounds them).
 
     Raises:
         UnsupportedModelError: positions enter the hidden states (learned or sinusoidal embeddings, weights that depend on
-            positions themselves), or keys rotate in a way that none of the model's frequencies explains; layers that are no
-            attention.
+            positions themselves) or the scores by order, or keys rotate in a way that none of the model's frequencies explains.
     """
     fingerprint = _fingerprint(model)
     if model not in _rotations or _rotations[model][0] != fingerprint:
@@ -287,6 +270,11 @@ def _fingerprint(model: PreTrainedModel) -> tuple[object, ...]:
 
 def _read(model: PreTrainedModel) -> KeyRotations:
     limit, name = _limit(model), type(model).__name__
+    if _has_ordered_bias(model):
+        raise FixedPositions(
+            f"{name} adds a bias that counts the keys between key and query (ALiBi and its kin), and those that have left "
+            "cannot be counted"
+        )
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModelError(
             f"{name} takes no position_ids, so the positions of its keys are not known; a cache of this kind "

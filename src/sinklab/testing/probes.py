@@ -120,7 +120,6 @@ def _check_declaration(checks: Checks, probe_class: type[Probe]) -> None:
 
 def _check_rows(checks: Checks, probe_class: type[Probe], probe: Probe) -> dict[tuple[object, ...], tuple[float, int]]:
     """Rows as coordinates to value and count, after each has been looked at."""
-    probe.finish()
     declared = {metric.name: metric for metric in probe_class.metrics}
     try:
         for row in probe.rows():

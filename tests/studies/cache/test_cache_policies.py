@@ -301,19 +301,6 @@ class TestComparison:
         assert scored == known.sum() == 2 * 12 * 4
         torch.testing.assert_close(found[known], losses(model.model, rows, policy)[known], atol=1e-4, rtol=0)
 
-    @pytest.mark.parametrize("every", [2, 8, 16, 17])
-    def test_blocks_are_those_of_the_whole_text_and_all_their_places_are_scored(self, model, every):
-        rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=2, seed=0, bos=False)
-        policy = policy_registry["recompute"](window=16, every=every)
-        found = _recomputed(model.model, rows, policy, _scored(model.model, rows, policy, 60))
-        known = ~found.isnan()
-        torch.testing.assert_close(found[known], losses(model.model, rows, policy)[known], atol=1e-4, rtol=0)
-        places = (known[0].nonzero()[:, 0] + 1) % every  # of the tokens that are predicted
-        counts = torch.bincount(places, minlength=every)
-        assert counts.min() > 0
-        if every == 2:  # the points of the curve are 5 tokens wide
-            assert counts.unique().numel() == 1
-
     def test_a_sampled_curve_is_coarse_points_with_errors_and_none_below_zero(self):
         window = torch.full((2, 24), 3.0)
         window[:, 12:] = 0.1
@@ -531,7 +518,7 @@ def test_a_model_that_cannot_have_integers_is_refused_before_anything_is_compare
     model = wrap_model(build(ZOO["bloom"], "eager").eval())
     said = []
     model.model.register_forward_hook(lambda *_: said.append(1))
-    with pytest.raises(ConfigurationError, match="`quantized` is for keys in slots; BloomForCausalLM"):
+    with pytest.raises(UnsupportedModelError, match="BloomForCausalLM adds a bias that counts the keys"):
         compare_policies(
             model, corpus="random_tokens", policies=["window", "sink_window"], windows=[8], sinks=[0, 1], tokens=40,
             documents=2, quantized=["int8"], out=tmp_path / "out",

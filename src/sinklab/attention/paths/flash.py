@@ -117,17 +117,9 @@ class _NullSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        null_scores: Tensor,
-        null_value: Tensor | None,
-        visible: Tensor | None,
-        causal: bool,
-        scaling: float,
-        by_cudnn: bool,
-    ) -> Tensor:
+        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, null_scores: Tensor, null_value: Tensor | None,
+        visible: Tensor | None, causal: bool, scaling: float, by_cudnn: bool,
+    ) -> Tensor:  # fmt: skip
         mask = None if visible is None else _additive(visible, queries.dtype)
         outputs, log_sum, *rest = _kernel(queries, keys, values, mask, causal, scaling, by_cudnn)
         if visible is not None:
@@ -151,21 +143,10 @@ class _NullSoftmaxGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: object,
-        gradient: Tensor,
-        causal: bool,
-        scaling: float,
-        by_cudnn: bool,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        null_scores: Tensor,
-        null_value: Tensor | None,
-        mask: Tensor | None,
-        outputs: Tensor,
-        total: Tensor,
+        ctx: object, gradient: Tensor, causal: bool, scaling: float, by_cudnn: bool, queries: Tensor, keys: Tensor,
+        values: Tensor, null_scores: Tensor, null_value: Tensor | None, mask: Tensor | None, outputs: Tensor, total: Tensor,
         *rest: Tensor,
-    ) -> tuple[Tensor | None, ...]:
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
         gradient = _dense(gradient)
         inner = _kernel_gradients(gradient, queries, keys, values, outputs, total, mask, causal, scaling, by_cudnn, *rest)
         nothing = torch.exp(null_scores - total)
@@ -203,18 +184,9 @@ def _kernel(
 
 
 def _kernel_gradients(
-    gradient: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    outputs: Tensor,
-    log_sum: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    scaling: float,
-    by_cudnn: bool,
-    *rest: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+    gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, outputs: Tensor, log_sum: Tensor, mask: Tensor | None,
+    causal: bool, scaling: float, by_cudnn: bool, *rest: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values from weights ``exp(score − log_sum)`` and the row term ``<gradient, outputs>``."""
     tensors = (gradient, queries, keys, values, outputs, log_sum)
     if queries.device.type == "cpu":

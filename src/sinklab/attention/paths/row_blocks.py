@@ -28,23 +28,14 @@ are taken together, so that a short sequence does not spend its time between the
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """Some rows, the keys that one of them sees, and among these the range in which some rows do not see some keys.
-
-    Attributes:
-        keys: needed keys; at least one, so that there is a row to weigh.
-        edge: keys, counted from ``keys.start``, outside of which every row sees every key; ``None`` if that is so everywhere.
-        hidden: boolean ``(rows, edge)``; ``None`` if the edge is the causal triangle.
-        counts: visible keys of every row, in the dtype of the scores, over and over for all heads that are taken together:
-            ``(heads · rows, 1)``.
-        blank: boolean, likewise: rows that see no key; ``None`` if there are none.
-    """
+    """Some rows, the keys that one of them sees, and among these the range in which some rows do not see some keys."""
 
     rows: slice
-    keys: slice
-    edge: slice | None
-    hidden: Tensor | None
-    counts: Tensor
-    blank: Tensor | None
+    keys: slice  # at least one, so that there is a row to weigh
+    edge: slice | None  # counted from ``keys.start``: outside of it every row sees every key
+    hidden: Tensor | None  # boolean (rows, edge); None if the edge is the causal triangle
+    counts: Tensor  # visible keys of every row, over and over for all heads that are taken together: (heads · rows, 1)
+    blank: Tensor | None  # boolean, likewise: rows that see no key; None if there are none
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,14 +52,7 @@ class HeadSlices:
 
 
 class RowPlan:
-    """The parts of every sample; blocks are planned once for each mask that differs.
-
-    Args:
-        queries, keys: as in :class:`~sinklab.attention.operation.Inputs`.
-        visible: boolean ``(batch or 1, num_heads or 1, q_len or 1, kv_len or 1)``, or ``None``.
-        causal: query ``i`` sees keys ``0 … i``.
-        dtype: of the scores.
-    """
+    """The parts of every sample; blocks are planned once for each mask that differs. ``dtype`` is that of the scores."""
 
     def __init__(self, queries: Tensor, keys: Tensor, visible: Tensor | None, causal: bool, dtype: torch.dtype) -> None:
         self.visible, self.causal, self.dtype, self.device = visible, causal, dtype, queries.device
@@ -270,23 +254,15 @@ class _Work:
 
 @torch.library.custom_op("sinklab::row_attention", mutates_args=())
 def row_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor | None,
-    null_scores: Tensor | None,
-    causal: bool,
-    scaling: float,
-    operation: str,
-) -> tuple[Tensor, Tensor]:
+    queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, null_scores: Tensor | None, causal: bool,
+    scaling: float, operation: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Weights times values, and the null mass; differentiable in queries, keys, values and null scores, once.
 
     Args:
         queries, keys, values: as in :class:`~sinklab.attention.operation.Inputs`, of one dtype.
         visible: boolean ``(batch or 1, num_heads or 1, q_len or 1, kv_len or 1)``, or ``None``.
         null_scores: ``(batch, num_heads, q_len)`` or ``None``.
-        causal: query ``i`` sees keys ``0 … i``.
-        scaling: factor on the scores.
         operation: what :func:`kernel_key` made of an operation.
 
     Returns:
@@ -327,17 +303,9 @@ def _(queries, keys, values, visible, null_scores, causal, scaling, operation): 
 
 @torch.library.custom_op("sinklab::row_attention_backward", mutates_args=())
 def _row_attention_backward(
-    output_gradient: Tensor,
-    null_gradient: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor | None,
-    null_scores: Tensor | None,
-    causal: bool,
-    scaling: float,
-    operation: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    output_gradient: Tensor, null_gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None,
+    null_scores: Tensor | None, causal: bool, scaling: float, operation: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients with respect to queries, keys, values and null scores (empty without them)."""
     gradients = _empty_gradients(queries, keys, values, null_scores)
     query_gradient, key_gradient, value_gradient, null_score_gradient = gradients
@@ -393,17 +361,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(context: Any, output_gradient: Tensor, null_gradient: Tensor) -> tuple[Tensor | None, ...]:
     queries, keys, values, visible, null_scores = context.saved_tensors
     gradients = _row_attention_backward(
-        output_gradient,
-        null_gradient,
-        queries,
-        keys,
-        values,
-        visible,
-        null_scores,
-        context.causal,
-        context.scaling,
+        output_gradient, null_gradient, queries, keys, values, visible, null_scores, context.causal, context.scaling,
         context.operation,
-    )
+    )  # fmt: skip
     return *gradients[:3], None, None if null_scores is None else gradients[3], None, None, None
 
 

@@ -121,20 +121,13 @@ def counts_if_all_count(call: AttentionCall, band: Band) -> tuple[Tensor, Tensor
 def known_counts(
     low: int | None, high: int | None, q_len: int, kv_len: int, device: torch.device, inference: bool
 ) -> tuple[Tensor, Tensor]:
-    """:func:`counts_of_band` without padding.
-
-    Args:
-        inference: whether inference mode is on: tensors made in it are of no use to a gradient.
-    """
+    """:func:`counts_of_band` without padding; tensors made in ``inference`` mode are of no use to a gradient."""
     return counts_of_band(Band(low, high), torch.ones(1, q_len, dtype=torch.bool, device=device), kv_len)
 
 
 def counts_of_band(band: Band, counted: Tensor, kv_len: int) -> tuple[Tensor, Tensor]:
-    """What :func:`visible_counts` gives: running sums of counted queries and of valid keys, between the bounds of each.
-
-    Args:
-        counted: boolean ``(batch or 1, q_len)``: the queries that count.
-    """
+    """What :func:`visible_counts` gives: running sums of ``counted`` queries, boolean ``(batch or 1, q_len)``, and of valid
+    keys, between the bounds of each."""
     device = counted.device
     valid = torch.ones(1, kv_len, dtype=torch.bool, device=device) if band.valid is None else band.valid
     queries, keys = torch.arange(counted.shape[1], device=device), torch.arange(kv_len, device=device)
@@ -246,14 +239,10 @@ TOKENS = 200
 def agrees(
     compute: Callable[[AttentionCall], Statistics], device: torch.device, dtype: torch.dtype, head_dim: int, bound: float
 ) -> bool:
-    """Whether column sums are those of the blocked reference.
+    """Whether column sums are those of the blocked reference, to a relative ``bound`` (of a hundredth, for sums below it).
 
-    Tried on 2 × 4 heads (2 key-value heads) of 200 tokens, causal and full. One that refuses the shapes (RuntimeError) has not
-    agreed.
-
-    Args:
-        compute: statistics of a call that has its log-sum-exp.
-        bound: largest relative error of a sum of a hundredth or more; below that of the hundredth.
+    ``compute`` is given a call that has its log-sum-exp: 2 × 4 heads (2 key-value heads) of 200 tokens, causal and full. One
+    that refuses the shapes (RuntimeError) has not agreed.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randn(2, heads, TOKENS, head_dim, generator=generator) for heads in (4, 2)]

@@ -247,16 +247,12 @@ def _tokens_alike(policy: Policy, length: int) -> int:
 
 
 def _scored(model: PreTrainedModel, rows: Tensor, policy: Policy, first: int, share: float = 1.0) -> list[range]:
-    """Tokens whose losses are measured: all, and of re-computation the ends of the points of the curve from ``first`` on.
-
-    Where it reads blocks, an end is one of them long or several, since the first token of a block sees least.
-    """
+    """Tokens whose losses are measured: all, and of re-computation the ends of the points of the curve from ``first`` on."""
     length = rows.shape[1]
     if not isinstance(policy, Recompute):
         return [range(1, length)]
     points = [(begin, stop) for begin, stop in itertools.pairwise(_edges(length)) if stop > first]
     stretch = max(1, min(STRETCH, affordable(model, len(points) * len(rows) * policy.max_held(length), 2 * share)))
-    stretch = -(-stretch // policy.every) * policy.every
     return [range(max(first, begin, stop - stretch), stop) for begin, stop in points]
 
 
@@ -267,13 +263,12 @@ def _recomputed(
     wanted: Sequence[range],
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tensor:
-    """Losses of these tokens; what such a policy sees is its window, wherever the reading began, but where a block begins."""
+    """Losses of these tokens; what such a policy sees is its window, wherever the reading began."""
     length = rows.shape[1]
     token_losses = torch.full((len(rows), length - 1), torch.nan)
     for number, tokens in enumerate(wanted):
         report(number, len(wanted))
         before = max(0, tokens.start - policy.max_held(length))
-        before -= before % policy.every
         part = losses(model, rows[:, before : tokens.stop], policy, first=tokens.start - before)
         token_losses[:, tokens.start - 1 : tokens.stop - 1] = part
     report(len(wanted), len(wanted))
@@ -313,7 +308,7 @@ def _references(measured: Sequence[_Measured], scored: Sequence[Tensor], budgets
             pinned[budget][label(policy)] = part
         elif policy.name == "full":
             full = part
-        elif isinstance(policy, Recompute) and policy.every == 1:
+        elif isinstance(policy, Recompute):
             # Blocks that share a window are another reading than one anew for every token, which others are compared with.
             recompute[budget] = part
     return _References(by_sinks, recompute, full, pinned)

@@ -35,7 +35,7 @@ from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.layer import SlotLayer
 from sinklab.streaming.reader import CacheReader, open_reader
-from sinklab.streaming.slot_table import SlotTable
+from sinklab.streaming.table import SlotTable
 from sinklab.streaming.traits import has_states, tokens_in_front, tokens_of_prefix
 
 if TYPE_CHECKING:
