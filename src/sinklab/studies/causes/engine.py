@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.editing import Editing, edited_outputs, of_heads
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.session import attend
 from sinklab.errors import MeasurementError
@@ -266,7 +267,9 @@ class Engine:
         variant, edits = self._variant_of_trial(numbers, stop), self._edits_of_trial(recording, module, head, numbers)
         site_head = Head(call.site.layer, head, module)
         with attend(self.model, interventions=variant.on(site_head, 0, stop), verify=False):
-            expected_outputs = self._outputs(self.model(**recording.part.inputs), recording)
+            expected_outputs = self._outputs(
+                self.model(**lean_arguments(self.model, recording.part.inputs, logits=True)), recording
+            )
         try:
             replayed = self._outputs(replay.run(recording, module, edits), recording)
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MeasurementError) as error:

@@ -176,7 +176,6 @@ class Replay:
         self.logits = logits
         self.coarse = False
         self._rounded: dict[nn.Linear, Tensor] = {}
-        self._options = lean_arguments(model, {}, logits=True)
 
     def logit_map(self) -> LogitMap | None:
         """The map that was left out, ``None`` if logits are formed."""
@@ -198,7 +197,7 @@ class Replay:
         course = Course(self.anatomy, set(self.anatomy.attention if runs is None else (run_of(name)[0] for name in runs)))
         linears: dict[nn.Linear, tuple[Tensor, Tensor]] = {}
         with course.followed(), self._without_logits(), self._linears(course, linears), attend(self.model, probes=[calls]):
-            outputs = self.model(**part.inputs, **self._options)
+            outputs = self.model(**lean_arguments(self.model, part.inputs, logits=True))
         return Recording(part, outputs, calls.calls, calls.sites, calls.times, course, linears)
 
     @contextlib.contextmanager
@@ -245,7 +244,7 @@ class Replay:
             turns = stack.enter_context(_answering(attention, {}))
             stack.enter_context(seam.shadow(_Substitute(attention, turns, turn, _edited(call, edits))))
             inputs = {key: _stacked(value, len(recording.part), number) for key, value in recording.part.inputs.items()}
-            result = self.model(**inputs, **self._options)
+            result = self.model(**lean_arguments(self.model, inputs, logits=True))
         if versions != [tensor._version for tensor in _tensors_of(before)]:
             raise MeasurementError(
                 f"{type(self.model).__name__} writes into the outputs of its layers, so they cannot be replayed"
