@@ -84,7 +84,6 @@ def masked_objective() -> Fields:
         "have nothing to add.",
         costs={},
         checkpoint=OnCheckpoint(
-            label=MASKED,
             measure=masked,
             about="text",
             remark="of a model of others, on texts in its own special tokens",

@@ -25,7 +25,7 @@ from sinklab.studies.causes.samples import Samples, masked_samples, token_sample
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Value
 from sinklab_claims.contract.trained import MeasuredModel, gives
-from sinklab_claims.variants import UNCHANGED, Fields, of_paper
+from sinklab_claims.variants import Fields, of_paper
 
 sun = of_paper("sun2024", "Sun et al. 2024 (arXiv 2402.17762)")
 
@@ -244,7 +244,7 @@ def massive_mean_against_zero() -> Fields:
             Part("zero ruins", Value("zero", BASELINE), more_than=0.5),
             Part("the mean does not", Value("mean", BASELINE), less_than=0.02),
         ),
-        variants=(UNCHANGED,),
+        costs={},
         checkpoint=OnCheckpoint(about="text", reads="context"),
         read_outs=(edited,),
     )

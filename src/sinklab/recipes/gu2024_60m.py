@@ -29,7 +29,7 @@ def gu2024_60m() -> config.PretrainingConfig:
         data=config.DataConfig(
             corpus="sail/regmix-data-sample", tokenizer="EleutherAI/gpt-neox-20b", bos="none", eos=True, seed=42
         ),
-        optimizer=config.OptimizerConfig(name="adamw", learning_rate=4e-4, betas=(0.9, 0.95), weight_decay=0.1, decay="all"),
+        optimizer=config.OptimizerConfig(name="adamw", learning_rate=4e-4, betas=(0.9, 0.95), weight_decay=0.1),
         schedule=config.ScheduleConfig(name="constant", warmup_steps=100),
         training=config.TrainingConfig(
             steps=20_000,

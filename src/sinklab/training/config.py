@@ -81,27 +81,20 @@ class OptimizerConfig(Section):
     )
     eps: float = Field(1e-8, gt=0, description="added to the root of Adam's second moment")
     momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
-    weight_decay: float = Field(0.1, ge=0, description="decoupled, except for adam and sgd")
-    decay: Literal["all", "matrices"] = Field(
-        "all",
-        description="decay every parameter (Gu et al.'s release), or only the matrices of linear maps and of the token "
-        "embedding: not norms, biases, tables of positions and what an operation learns",
-    )
+    weight_decay: float = Field(0.1, ge=0, description="of every parameter; decoupled, except for adam and sgd")
     max_grad_norm: float = Field(1.0, ge=0, description="gradients are clipped to this norm; 0 clips nothing")
 
 
 class ScheduleConfig(Section):
     """Learning rate over steps."""
 
-    name: Literal["cosine", "constant", "warmup_stable_decay"] = "cosine"
+    name: Literal["cosine", "constant"] = "cosine"
     warmup_steps: int = Field(100, ge=0, description="linear from zero")
-    decay_steps: int = Field(0, ge=0, description="of warmup_stable_decay: the last steps, in which the rate falls")
     min_ratio: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="learning rate over the peak towards which it falls: a step after the last would have it; cosine and "
-        "warmup_stable_decay",
+        description="learning rate over the peak towards which cosine falls: a step after the last would have it",
     )
 
 
@@ -183,10 +176,10 @@ class PretrainingConfig(Section):
             raise ConfigurationError(
                 f"training.snapshots has step {never[0]}, and the run has steps 0 to {training.steps} (training.steps)"
             )
-        busy = self.schedule.warmup_steps + (self.schedule.decay_steps if self.schedule.name == "warmup_stable_decay" else 0)
-        if busy > training.steps:
+        warmup = self.schedule.warmup_steps
+        if warmup > training.steps:
             raise ConfigurationError(
-                f"warm-up and decay take {busy} steps and the run has {training.steps}; lower schedule.warmup_steps"
+                f"warm-up takes {warmup} steps and the run has {training.steps}; lower schedule.warmup_steps"
             )
         for what, last in (
             ("data.random_positions", self.data.random_positions[1] if self.data.random_positions else 0),
