@@ -72,10 +72,8 @@ class Comparison:
 
     def as_text(self) -> pd.DataFrame:
         """The table as text: three significant digits, percentages with one or two decimals, an en dash for ``None``."""
-        rows = self.table.index
-        return pd.DataFrame(
-            {name: [_write(row, value) for row, value in self.table[name].items()] for name in self.table.columns}, index=rows
-        )
+        cells = {name: [_write(row, value) for row, value in column.items()] for name, column in self.table.items()}
+        return pd.DataFrame(cells, index=self.table.index)
 
     def write(self, path: Path, *, overwrite: bool = False) -> Path:
         """Write one HTML page, whole or not at all, and without a need for any network; its path is given back."""

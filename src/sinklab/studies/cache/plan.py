@@ -134,11 +134,6 @@ def _of_spec(
         left_out.append(LeftOut(name, name, reason))
 
 
-def _usual(numbers: Sequence[int]) -> int:
-    """Of the numbers of first tokens that are compared, the one that other policies take."""
-    return 1 if 1 in numbers else max(numbers, default=0)
-
-
 def _held(policy: Policy) -> int:
     """Tokens before the query that a bounded policy holds."""
     return policy.max_held(_FOREVER) - 1
@@ -156,7 +151,7 @@ def sized_policy(spec: str | Mapping[str, object], budget: int, numbers: Sequenc
     settings = policy_registry.read(spec)
     policy: Policy = policy_registry.make(settings)
     if policy.bounded and settings.keys() <= {"name", "num_sinks"}:
-        own = policy.of_size(budget, settings.get("num_sinks", _usual(numbers)))
+        own = policy.of_size(budget, settings.get("num_sinks", 1 if 1 in numbers else max(numbers, default=0)))
         if own:
             return policy_registry[policy.name](**own)
     window = getattr(policy, "window", None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap, Say, counted, interval, number
+from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, Say, counted, interval, number
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.results.sections import from_json
@@ -173,28 +173,17 @@ def show(summary: Mapping[str, Any]) -> Iterator[Block]:
     if found.largest:
         yield Facts([("largest input of a linear map", ", ".join(f"{name} {number(v)}" for name, v in found.largest.items()))])
     yield Curves("Loss behind each token", found.curves, [float(place) for place in found.places], "token", "nats")
-    cells, counts = dict[tuple[int, int], tuple[str, str, str]](), dict.fromkeys(("folded", "rests", "none"), 0)
-    for head in found.heads:
-        kind, letter = ("folded", "F") if head.folded else ("rests", "L") if head.rests else ("none", "·")
-        counts[kind] += 1
-        words = f"{head.layer}.{head.head}: R² {number(head.explained)}, weight {number(head.weight)} ± {number(head.error)}"
-        cells[head.layer, head.head] = letter, kind, words
-    legend = [
-        ("folded", "F", counts["folded"], "constants in the place of its sink"),
-        ("rests", "L", counts["rests"], "on a sink, and is left alone"),
-        ("none", "·", counts["none"], "does not rest on one"),
-    ]
-    yield HeadMap("Which heads are folded", cells, legend)
+    yes = {True: "yes", False: ""}
     yield Grid(
-        ["Head", "Folded", "R²", "Weight", "error", "Mean score", "Value, norm", "spread"],
+        ["Head", "Rests", "Folded", "R²", "Weight", "error", "Mean score", "Value, norm", "spread"],
         [
             [
-                f"{head.layer}.{head.head}", "yes" if head.folded else "", head.explained, head.weight, head.error, head.score,
-                head.value_norm, head.value_spread,
+                f"{head.layer}.{head.head}", yes[head.rests], yes[head.folded], head.explained, head.weight, head.error,
+                head.score, head.value_norm, head.value_spread,
             ]
             for head in found.heads
         ],
-        "Every head", folded=True, text=2,
+        "Every head", folded=True, text=3,
     )  # fmt: skip
     for line in found.left_alone:
         yield Say(line)

@@ -77,9 +77,7 @@ def make_probe(probe: str | Mapping[str, object] | Probe, threshold: float) -> P
 
 def make_probes(probes: Sequence[str | Mapping[str, object] | Probe], threshold: float) -> list[Probe]:
     """A list of probes from their names and settings, as :func:`make_probe`."""
-    if isinstance(probes, (str, Mapping, Probe)):
-        raise ConfigurationError(f"`probes` is one probe, {probes!r}; expected a list of them")
-    if not isinstance(probes, Iterable):
+    if isinstance(probes, (str, Mapping, Probe)) or not isinstance(probes, Iterable):
         raise ConfigurationError(f"`probes` is {probes!r}; expected a list of them")
     made = [make_probe(probe, threshold) for probe in probes]
     twice = named_twice(made)

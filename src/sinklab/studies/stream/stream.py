@@ -132,6 +132,7 @@ def stream(
     with _reader_may_leave():
         if generates_first and not source.unread:
             writer.write()
+            writer.out("" if conversation is None else "\n")
         if conversation is not None:
             _converse(conversation, writer)
         if save is not None:
