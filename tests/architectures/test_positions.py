@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.session import attend
 
 from .harness import STEPS, Recorded, Recorder, decode, recorded
-from .zoo import LENGTH, PADDING, ZOO, batch_of, build, model_of
+from .zoo import LENGTH, PADDING, VOCAB, ZOO, batch_of, build, model_of
 
 WINDOW = 4
 SLIDING_FAMILIES = ("mistral", "gemma3", "olmo3", "gpt_oss", "phi3", "cohere2")
@@ -91,6 +92,23 @@ def test_padding_does_not_change_the_measured_weights(family: str, backend: str)
         assert other_sum is not None
         torch.testing.assert_close(one_sum[1:, :, PADDING:], other_sum, rtol=1e-4, atol=1e-5)
         assert (one_sum[1, :, :PADDING] == 0).all()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "xglm", "bert", "roberta", "llama"])
+def test_what_we_run_on_rows_padded_on_the_left_is_what_the_text_alone_gives(family: str) -> None:
+    """A model with a table of positions numbers padding too, unless it is told; RoBERTa's counts from the id of padding."""
+    model = build(ZOO[family])
+    padding = model.config.pad_token_id or 0
+    ids = torch.randint(2, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    ahead = torch.full((1, PADDING), padding)
+    padded = {
+        "input_ids": torch.cat((ahead, ids), 1),
+        "attention_mask": (torch.arange(PADDING + LENGTH) >= PADDING).long()[None],
+    }
+    with torch.no_grad():
+        alone = model(**lean_arguments(model, {"input_ids": ids}, logits=True))[0]
+        behind = model(**lean_arguments(model, padded, logits=True))[0][:, PADDING:]
+    torch.testing.assert_close(behind, alone, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])

@@ -277,6 +277,16 @@ def test_rows_of_one_length_are_beginnings_of_records_that_are_long_enough(lines
         lines.sample(RECORDS, seq_len=4, samples=3, seed=0, bos=False)
 
 
+def test_a_record_that_begins_with_bos_gets_no_second(tmp_path):
+    """As prompts of a chat template do; without a frame it stays as it is written."""
+    (tmp_path / "chats.txt").write_text("\x01AAA\nBBB", encoding="utf-8")
+    chats = resolve_corpus(f"records:path={tmp_path / 'chats.txt'}")
+    assert sorted(whole(chats, seq_len=9, samples=2, bos=True)) == ["\x01AAA\x02", "\x01BBB\x02"]
+    assert sorted(whole(chats, seq_len=9, samples=2)) == ["\x01AAA", "BBB"]
+    rows = chats.sample(RECORDS, seq_len=4, samples=2, seed=0, bos=True).tolist()
+    assert sorted("".join(map(chr, row)) for row in rows) == ["\x01AA\x02", "\x01BB\x02"]
+
+
 def test_one_record_in_twenty_is_held_out_and_a_repeated_one_is_on_one_side(tmp_path):
     (tmp_path / "many.txt").write_text("\n".join(f"record {number % 40}" for number in range(80)))
     many = resolve_corpus({"name": "records", "path": tmp_path / "many.txt"})

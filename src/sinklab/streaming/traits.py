@@ -356,7 +356,9 @@ def _explain(model: PreTrainedModel, positions: Tensor, keys: Tensor, margin: fl
         pairs = len(frequencies)
         for start in dict.fromkeys((0, head_dim - 2 * pairs)):
             index = torch.arange(pairs, device=keys.device)
-            for first, second in ((index, index + pairs), (2 * index, 2 * index + 1)):
+            layouts = (index, index + pairs), (2 * index, 2 * index + 1)
+            reversed_layouts = tuple((second, first) for first, second in layouts)  # by minus the angle (NanoChat)
+            for first, second in layouts + reversed_layouts:
                 rotation = Rotation(frequencies.to(keys.device, torch.float64), start + first, start + second, head_dim)
                 moved = wide[:1] @ rotation.matrices(positions.to(keys.device), wide.dtype)[:, None]
                 if _alike(moved, wide, margin):

@@ -99,7 +99,6 @@ StepSamples = Annotated[int, Doc("Fresh samples per step.")]
 Tolerance = Annotated[float, Doc("Training stops when every coordinate of a batch has a smaller error.")]
 StepCap = Annotated[int, Doc("Largest number of steps.")]
 FreshSamples = Annotated[int, Doc("Fresh samples for the evaluation.")]
-Anyway = Annotated[bool, Doc("Also train operations that provably cannot do the task; they run to the limit of steps.")]
 Bos = Annotated[
     Literal["auto", "always", "none"],
     Doc("Beginning-of-sequence token in front: as the tokenizer does by default, always, or none."),
