@@ -44,16 +44,6 @@ def test_prints_what_to_use_and_then_a_table(checkpoint, tmp_path):
     assert summary["recommendation"] in page
 
 
-def test_json_is_the_summary_and_nothing_else(checkpoint, tmp_path):
-    out = tmp_path / "out"
-    result = run("cache", checkpoint, *CACHE, *NAMES, "--json", "--out", out)
-    summary = json.loads(result.stdout)
-    assert summary == read_run(out, "summary.json")
-    wanted = {"policy", "num_sinks", "window", "loss", "tokens_per_second", "bytes_held"}
-    assert all(wanted <= entry.keys() for entry in summary["policies"])
-    assert isinstance(summary["recommendation"], str)
-
-
 def test_all_policies_by_default_over_a_file(checkpoint, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     options = ["--text", tmp_path / "text.txt", "--tokens", 48, "--documents", 1, "--window", "12,20", "--sinks", "0,2"]

@@ -137,22 +137,6 @@ def test_other_texts_are_said_whatever_they_are_called(folders: list[Path], tmp_
     assert Comparison([a, a]).warning == ""
 
 
-def test_one_file_that_was_read_in_two_ways_is_two_texts(tmp_path: Path) -> None:
-    """Line by line, and from anywhere on; by another column of a dataset."""
-    corpus = {"name": "x.txt", "kind": "text_file", "settings": {"name": "/data/me/x.txt"}, "revision": "sha256-0123456789"}
-    lines = {**corpus, "kind": "records", "settings": {"name": "records", "path": "/data/me/x.txt"}}
-    column = {**corpus, "kind": "hub_dataset", "settings": {"name": "/data/me/x.txt", "text_column": "other"}}
-    config = {"config": {"corpus": "x.txt"}}
-    audits = [
-        write_audit(tmp_path / name, model=name, layers=2, run={"corpus": read, **config})
-        for name, read in (("file", corpus), ("lines", lines), ("column", column))
-    ]
-    names = ["x.txt", "x.txt as records", 'x.txt as hub_dataset:text_column="other"']
-    assert list(Comparison(audits).table.loc["setting: corpus"]) == names
-    assert "These audits read different texts: x.txt (sha256-01234567) and x.txt as records" in Comparison(audits[:2]).warning
-    assert Comparison([audits[0], audits[0]]).warning == ""
-
-
 def test_losses_of_other_tokenizers_compare_per_byte(tmp_path: Path) -> None:
     audits = [write_audit(tmp_path / name, model=name, layers=2, run={"token_sha256": name * 64}) for name in "ab"]
     assert "bits per byte" in Comparison(audits).warning

@@ -17,13 +17,9 @@ from synthetic import HOSTILE, TableMaker, a_part, a_place, write_audit
 from sinklab.errors import InputError, ResultError
 from sinklab.report.maps import MAX_BINS, bins_of, pack_maps, pack_unsigned, pool_positions, pool_tiles
 from sinklab.results.blocks import percent
-from sinklab.results.html import framed
 from sinklab.results.sections import to_json
 from sinklab.results.table import write_table
 from sinklab.studies.audit.page import (
-    FRAME_BUDGET,
-    PAGE_BUDGET,
-    frame_report,
     headline,
     layer_figures,
     read_audit,
@@ -213,32 +209,6 @@ class TestHostileText:
         text = write_report(write_audit(tmp_path / "a", layers=2, summary=summary, run=run)).read_text(encoding="utf-8")
         assert "<img" not in text
         assert text.count("&lt;/script&gt;&lt;img") >= 10
-
-
-class TestSize:
-    def test_32_by_32_heads_at_4096_tokens_stay_below_10_megabytes(self, tmp_path: Path) -> None:
-        # Maps of independent noise compress worse than those of any model.
-        folder = write_audit(tmp_path / "a", layers=32, heads=32, kv_heads=8, seq_len=256, tiles=16, samples=2)
-        from safetensors.numpy import save_file
-
-        rng = np.random.default_rng(0)
-        shape = (4, 32, 32, 64, 64)
-        noise = rng.integers(1, 256, (2, *shape), dtype=np.uint8) * np.tri(64, dtype=np.uint8)
-        metadata = {"seq_len": "4096", "tokens": json.dumps([["token"] * 4096] * 4)}
-        metadata["modules"] = json.dumps([f"model.layers.{layer}.self_attn" for layer in range(32)])
-        ranges = np.tile(np.float32([-5, 5]), (*shape[:3], 1))
-        save_file(
-            {"weights": noise[0], "scores": noise[1], "scores_range": ranges}, folder / "maps.safetensors", metadata=metadata
-        )
-        path = write_report(folder)
-        assert path.stat().st_size < PAGE_BUDGET == 10_000_000
-        maps = page_data(path)["maps"]
-        assert maps["samples"] >= 2
-        assert maps["rows"] >= 32
-        assert maps["reduced"].startswith("To keep this page small")
-        # 4,096 tokens in 64 tiles of 64; pooled once more, tiles are twice as wide.
-        assert maps["tile"] * maps["rows"] == 4096
-        assert len(framed(frame_report(folder)).encode()) < FRAME_BUDGET == 2 * 1024 * 1024
 
 
 @pytest.mark.parametrize("attending", [(1, 3), (0, 1)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import random
@@ -312,44 +311,6 @@ class TestDepend:
         assert with_mutual.record["tasks"][0]["bos"]["0+16"]["texts_by_count"] == {"1": 3 * 8}  # four choices, each read twice
         assert with_mutual.summary["tasks"][0]["chance"] == 0.25
 
-    def test_of_several_filters_the_first_makes_the_score(self, small, tmp_path):
-        """The harness scores every document under each of them; here they say "yes" and "no", whatever is generated."""
-        documents = [{"context": "x = 1\n" * (number + 1), "answer": "yes" if number < 3 else "no"} for number in range(8)]
-        write_task(tmp_path, "filtered", documents)
-        made = (tmp_path / "filtered.yaml").read_text()
-        head, _, tail = made.partition("output_type: multiple_choice\n")
-        filters = "".join(
-            f"""
-  - name: {name}
-    filter:
-      - function: regex
-        regex_pattern: "(never said)"
-        fallback: "{word}"
-      - function: take_first"""
-            for name, word in (("first", "yes"), ("second", "no"))
-        )
-        scored = tail[tail.index("metric_list") :].replace("metric: acc", "metric: exact_match")
-        (tmp_path / "filtered.yaml").write_text(
-            f"""{head}output_type: generate_until
-doc_to_text: "{{{{context}}}}"
-doc_to_target: "{{{{answer}}}}"
-generation_kwargs:
-  until: ["\\n"]
-  max_gen_toks: 2
-  do_sample: false
-filter_list:{filters}
-{scored}"""
-        )
-        result = depend(small, [f"lm_eval:{tmp_path}:filtered"], window=16, sinks=(4,), items=8)
-        (outcome,) = result.summary["tasks"]
-        counted = outcome["items"]
-        assert 2 <= counted < 8 == outcome["documents"]  # the last ones, which fill the cache
-        assert {row["all_documents"] for row in outcome["policies"]} == {3 / 8}
-        expected = sum(one["answer"] == "yes" for one in documents[-counted:]) / counted
-        assert {row["score"]["mean"] for row in outcome["policies"]} == {expected}
-        assert set(result.table[result.table["metric"] == "exact_match"]["count"]) == {counted}
-        assert result.record["tasks"][0]["filter"] == "first"
-
     def test_sampling_is_refused_before_anything_is_read(self, small, tmp_path, monkeypatch):
         documents = [{"context": "x = 1\n" * 9, "answer": "no"}] * 3
         write_generation(tmp_path, "drawn", documents, 2, do_sample="true")
@@ -382,17 +343,3 @@ filter_list:{filters}
             PolicyLM(embedded, "full").loglikelihood(requests("loglikelihood", ("a", "")), disable_tqdm=True)
         with pytest.raises(ConfigurationError, match="batch_size 0 must be 1 or more"):
             PolicyLM(embedded, "full", batch_size=0)
-
-
-def test_a_tokenizer_without_an_end_of_text_token_continues_to_the_limit(small):
-    """Rows are padded by what the mask hides, and no token ends a text; only a text after nothing needs a token before it."""
-    plain = PolicyLM(small, "full")
-    endless = PolicyLM(wrap_model(small.model, tokenizer=copy.deepcopy(small.tokenizer)), "full")
-    endless.tokenizer.eos_token = None
-    asked = requests("loglikelihood", ("def f(x):", " return"), ("a", " longer text than that"))
-    assert endless.loglikelihood(asked) == plain.loglikelihood(asked)
-    (text,) = endless.generate_until(requests("generate_until", ("def f(x):", {"until": [], "max_gen_toks": 5})))
-    assert isinstance(text, str)
-    endless.tokenizer.bos_token = None
-    with pytest.raises(InputError, match="no beginning-of-sequence and no end-of-text token"):
-        _ = endless.prefix_token_id

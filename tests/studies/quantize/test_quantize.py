@@ -14,8 +14,6 @@ from tests.studies.quantize.planted import TOKENS, bigram, rows
 from transformers import (
     BertConfig,
     BertModel,
-    CLIPConfig,
-    CLIPModel,
     CLIPVisionConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -23,9 +21,6 @@ from transformers import (
     LlavaForConditionalGeneration,
     ViTConfig,
     ViTForImageClassification,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
 )
 
 from sinklab.corpora.samples import Samples
@@ -403,21 +398,6 @@ def test_the_share_counts_tied_weights_once(dtype):
     assert twin.model.lm_head.weight is twin.model.model.embed_tokens.weight
     assert twin.model.lm_head.weight.dtype == torch.float32
     assert twin.share == pytest.approx(14 * TOKENS / (15 * TOKENS + 5))  # 14 maps, one table, five norms
-
-
-def test_models_of_sound_and_of_two_towers_are_refused_before_anything_is_drawn():
-    sides = {
-        f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in (("layers", 1), ("attention_heads", 2))
-    }
-    sizes = {**sides, "d_model": 32, "vocab_size": 40, "pad_token_id": 0, "decoder_start_token_id": 3}
-    whisper = wrap_model(WhisperForConditionalGeneration(WhisperConfig(**sizes)), processor=WhisperFeatureExtractor())
-    with pytest.raises(UnsupportedModelError, match=r"is taken of a target token, .* has no target text; give `inputs`"):
-        quantize(whisper, corpus="chirps", samples=4)
-    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = CLIPConfig(text_config={**tower, "vocab_size": 40}, vision_config={**tower, "image_size": 16, "patch_size": 4})
-    for corpus in ("random_tokens", "noise"):
-        with pytest.raises(UnsupportedModelError, match="CLIPModel has no loss, so there is no gap to measure"):
-            quantize(wrap_model(CLIPModel(config)), corpus=corpus, samples=4)
 
 
 def test_maps_that_the_samples_do_not_reach_stay_as_they_are():
