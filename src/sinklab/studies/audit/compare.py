@@ -14,7 +14,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.registry import spelled
 from sinklab.report.maps import round_matrix
 from sinklab.report.page import render
-from sinklab.results.blocks import Bar, Grid, display_token, names, number, percent
+from sinklab.results.blocks import Grid, display_token, names, number, percent
 from sinklab.results.file import write_file
 from sinklab.results.html import html
 from sinklab.studies.audit.found import bos_words, condition_name, loss_unit
@@ -86,7 +86,6 @@ class Comparison:
             "sentences": self.findings,
             "warning": self.warning,
             "numbers": html([Grid(headings, [[row, *table.loc[row]] for row in table.index])]),
-            "conditions": html([Grid(headings, _conditions(columns))]),
         }
         data = {
             "page": "compare",
@@ -204,17 +203,6 @@ def _write(row: str, value: Any) -> str:
     if value is not None and row.endswith(_PERCENT):
         return percent(value)
     return number(float(value), 4) if row.startswith("loss") and value is not None else number(value)
-
-
-def _conditions(columns: Sequence[Column]) -> list[list[Any]]:
-    """Sink rate at the first position under each condition, a row each."""
-    rows: dict[str, list[Any]] = {}
-    for index, (_, audit, view) in enumerate(columns):
-        for condition in view.found.conditions:
-            name = condition_name(condition.corpus, condition.bos, audit.found)
-            rate = condition.sink_rate_gu2024
-            rows.setdefault(name, [None] * len(columns))[index] = Bar(percent(rate), rate / 100)
-    return [[name, *cells] for name, cells in rows.items()]
 
 
 def _setting(audit: Audit, name: str) -> str | None:

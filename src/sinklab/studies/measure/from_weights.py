@@ -51,12 +51,11 @@ _HINTS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredWeights:
-    """What was measured of given weights.
+    """What was measured of given weights: the long table, whose column ``tier`` is :data:`TIER`, and where the sinks are.
 
-    Attributes:
-        table: the long table (:data:`sinklab.results.table.COLUMNS`), column ``tier`` being :data:`TIER`.
-        sinks: where the sinks are, and what every head gives to the main one; value ratios are not known.
-        shape: layers, samples, heads of a layer (the most), queries, keys: how the array was read.
+    ``sinks`` has what every head gives to the main one; value ratios are not known. ``shape`` says how the array was read:
+    layers,
+    samples, heads of a layer (the most), queries, keys.
     """
 
     table: pd.DataFrame

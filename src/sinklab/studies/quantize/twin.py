@@ -113,15 +113,12 @@ Ranges = Mapping[str, Range]
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Treatment:
-    """How a model is quantised.
+    """How a model is quantised: by a scheme, with static grids from ``ranges``, one for all channels and tokens.
 
     Attributes:
-        scheme: bits.
-        ranges: of every site, for static grids of activations, one for all channels and tokens.
         sites: names of the sites that are quantised; ``None`` for all.
         per_token: a symmetric grid for every token's own range, in place of a static one.
-        positions: tokens whose activations stay whole.
-        channels: by site, those whose activations stay whole.
+        positions: tokens whose activations stay whole; ``channels``: by site, those that do.
     """
 
     scheme: Scheme
