@@ -168,7 +168,7 @@ def command(function: Any) -> Any:
       or the entry under ``Args:``; ``In Python:`` says what a line cannot give.
     - Lists can be repeated, and their parts separated by commas, unless :data:`WHOLE` is in the annotation. With a
       :class:`WrittenTo` in that of a path, the command line always writes a folder.
-    - ``progress``, ``quiet`` and ``say``, which prints a sentence on stderr, are handed in; what only Python gives is no option.
+    - ``progress``, ``quiet`` and ``say``, which prints a sentence on stderr, are handed in; what only Python has is no option.
     - A :class:`~sinklab.results.run.Result` or :class:`~sinklab.results.run.Listing` is shown, and gives the command
       ``--json``; text or a path is printed.
     """
