@@ -19,12 +19,7 @@ from sinklab.report.maps import MAX_BINS, bins_of, pack_maps, pack_unsigned, poo
 from sinklab.results.blocks import percent
 from sinklab.results.sections import to_json
 from sinklab.results.table import write_table
-from sinklab.studies.audit.page import (
-    headline,
-    layer_figures,
-    read_audit,
-    write_report,
-)
+from sinklab.studies.audit.page import headline, layer_figures, read_audit, write_report
 
 
 def page_data(path: Path) -> dict:

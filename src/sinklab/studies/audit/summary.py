@@ -22,16 +22,7 @@ from sinklab.results.intervals import mean_interval
 from sinklab.results.sections import from_json
 from sinklab.sinks import Sinks
 from sinklab.sinks.finder import enough_documents
-from sinklab.studies.audit.found import (
-    AuditFound,
-    Condition,
-    FrontWorth,
-    Grouped,
-    Places,
-    SinksFound,
-    finding,
-    worth_words,
-)
+from sinklab.studies.audit.found import AuditFound, Condition, FrontWorth, Grouped, Places, SinksFound, finding, worth_words
 
 SUMMARY_VERSION = 1
 

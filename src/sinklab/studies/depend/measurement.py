@@ -88,12 +88,7 @@ def judge(
 
 
 def measure_dependence(
-    visible: np.ndarray,
-    hidden: np.ndarray,
-    floor: np.ndarray,
-    *,
-    chance: float | None,
-    scale: float | None,
+    visible: np.ndarray, hidden: np.ndarray, floor: np.ndarray, *, chance: float | None, scale: float | None
 ) -> Interval | str:
     """The index of dependence with its interval, or why there is none: the share of a score that goes when the sink is hidden.
 

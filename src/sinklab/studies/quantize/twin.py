@@ -18,14 +18,7 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.modules import linear_map, named_modules, of_peft, plain_module, submodule
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.integer_linear import (
-    Grid,
-    LinearSetting,
-    QuantizedLinear,
-    WeightCodes,
-    affine_grid,
-    weight_codes,
-)
+from sinklab.models.integer_linear import Grid, LinearSetting, QuantizedLinear, WeightCodes, affine_grid, weight_codes
 from sinklab.studies.measure.probing import TOKENS_PER_BATCH, UNKNOWN_POSITIONS, forward_arguments, sample_losses
 
 WHOLE_BITS = 16
