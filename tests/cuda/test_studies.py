@@ -13,7 +13,6 @@ import sinklab
 from sinklab.attention.session import attend
 from sinklab.corpora import resolve_corpus
 from sinklab.interventions.resample_head import ResampleHead
-from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.models.loading import load_model
 from sinklab.registry import interventions
@@ -113,12 +112,12 @@ def test_interventions(device, name):
         assert float((plain - expected).abs().max()) > 1e-3, "the edit changes nothing, so its device was not tried"
 
 
-def test_scaling_a_head_in_bfloat16(device):
+def test_an_edit_of_no_head_in_bfloat16(device):
     loaded = load_model("embedded:softmax", device=str(device), dtype="bfloat16")
     tokens = resolve_corpus("python_source").sample(loaded.encoder, seq_len=64, samples=4, seed=0, bos=True).to(device)
     with torch.no_grad():
         before = loaded.model(input_ids=tokens).logits
-        with attend(loaded.model, [], [ScaleHead(factor=1.0)]):
+        with attend(loaded.model, [], [ZeroHead(heads={})]):
             during = loaded.model(input_ids=tokens).logits
         with attend(loaded.model, [sinklab.SinkRate()], []):
             watched = loaded.model(input_ids=tokens).logits

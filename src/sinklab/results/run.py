@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import datetime
 import functools
@@ -35,7 +36,7 @@ from sinklab.results.folder import (
 )
 from sinklab.results.progress import Progress, notebook_bars, silent
 
-__all__ = ["SETTINGS", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
+__all__ = ["COMMAND", "SETTINGS", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +50,10 @@ STORE = "store"
 
 SETTINGS = "settings.json"
 """In the store of a run that can be resumed: what it was asked to do."""
+
+
+COMMAND = contextvars.ContextVar("COMMAND", default="")
+"""The line that makes the run again, ``command`` in ``run.json``; empty where no line can."""
 
 
 def new_run_id() -> str:
@@ -350,6 +355,7 @@ class Run:
         about = {
             "run_id": self.id,
             "kind": self.kind,
+            "command": COMMAND.get() or None,
             "config": {**self.settings, **(config or {})},
             **record,
             "definitions": record.get("definitions") or definitions_of(table),

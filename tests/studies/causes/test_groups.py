@@ -65,8 +65,6 @@ def test_two_heads_that_stand_in_for_each_other():
     assert group["name"] == "0.0+0.1"
     assert group["alone"] == {"unneeded": 2}
     # The text is half known with one head or two, and not at all without: 23 words, of which none is likelier.
-    more = group["beyond_alone"]["zero"]["repeated"]
-    assert more["mean"] == pytest.approx(np.log(24), abs=1e-3)
     assert group["effects"]["zero"]["repeated"]["mean"] == pytest.approx(np.log(24), abs=1e-3)
     assert found["counts"]["text-dependent"] == 0  # heads are counted, and groups are not
 
@@ -155,15 +153,9 @@ def test_groups_from_the_line_to_the_page(checkpoint, tmp_path):
     assert [group["called"] for group in groups] == ["", "layer 0", "layer 1"]
     assert set(groups[0]) == {
         "name", "called", "members", "label", "domains", "needs_sink", "undecided", "sink_weight", "value_ratio",
-        "sink_weights", "value_ratios", "effects", "alone", "beyond_alone",
+        "sink_weights", "value_ratios", "effects", "alone",
     }  # fmt: skip
-    effect, more = groups[0]["effects"]["hide"]["random_tokens"], groups[0]["beyond_alone"]["hide"]["random_tokens"]
-    alone = [
-        head["effects"]["hide"]["random_tokens"]["mean"]
-        for head in found.summary["heads"]
-        if (head["layer"], head["head"]) in ((0, 0), (1, 1))
-    ]
-    assert more["mean"] == pytest.approx(effect["mean"] - sum(alone), abs=1e-12)
+    effect = groups[0]["effects"]["hide"]["random_tokens"]
     table = read_table(tmp_path / "out" / "table.parquet")
     rows = table[(table["probe"] == "causes_groups") & (table["module"] == "0.0+1.1") & (table["intervention"] == "hide")]
     assert rows["value"].item() == pytest.approx(effect["mean"], rel=1e-12)

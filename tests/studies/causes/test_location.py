@@ -17,7 +17,7 @@ from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.results.sections import to_json
 from sinklab.results.table import make_table
-from sinklab.studies.causes.location import _most_frequent, location, rows
+from sinklab.studies.causes.location import location, rows
 from sinklab.studies.causes.readout import MaskedToken, NextToken
 from sinklab.studies.causes.samples import Samples, token_samples
 from sinklab.testing import tiny_models
@@ -69,22 +69,14 @@ def test_a_hidden_sink_gives_way_to_the_second_one():
     # exp(30) against exp(20): the second sink gets e^-10 of a row while the first is there, and all without it.
     found = found_in(Parked({BOS: 30.0, SECOND: 20.0}), texts(second=True))
     shown = found.conditions
-    assert shown["as it is"].strongest[0].position == 0
-    assert found.secondary == []
+    assert shown["as it is"].strongest.position == 0
     assert shown["as it is"].at_place[0] == pytest.approx(1.0, abs=1e-4)
     for name, position in (("hidden", 3), ("removed", 2), ("replaced", 3)):
-        top = shown[name].strongest[0]
+        top = shown[name].strongest
         # Queries behind it give it all but 12 e^-20 of their rows; those before do not see it.
-        assert (top.position, top.token, str(top.head)) == (position, SECOND, "0.0"), name
+        assert (top.position, top.head) == (position, "0.0"), name
         assert top.weight == pytest.approx(1.0, abs=1e-6)
     assert shown["hidden"].at_place == [None]
-
-
-def test_a_second_sink_beside_the_first_is_named():
-    found = found_in(Parked({BOS: 30.0, SECOND: 30.0}), texts(second=True))
-    # From position 4 on both get half of every row, and position 0 all of it in the two rows that see it alone.
-    assert found.secondary == [3]
-    assert {one.position: round(one.weight, 4) for one in found.conditions["as it is"].strongest[:2]} == {0: 0.5667, 3: 0.5}
 
 
 def test_a_sink_that_hangs_on_its_token_goes_with_it():
@@ -105,7 +97,7 @@ def test_a_sink_that_hangs_on_its_position_stays():
     assert found.follows == "position"
     for name in ("as it is", "removed", "replaced", "moved", "random prefix", "duplicated"):
         assert shown[name].at_place[0] == pytest.approx(1.0, abs=1e-9), name
-        assert shown[name].strongest[0].position == 0
+        assert shown[name].strongest.position == 0
 
 
 def test_losses_are_compared_on_targets_that_follow_the_same_token():
@@ -181,15 +173,3 @@ def test_what_cannot_be_is_refused():
         found_in(model, samples, prefix=15)
     with pytest.raises(ConfigurationError, match="needs two texts or more"):
         found_in(model, samples.part(0, 1))
-
-
-def test_tokens_are_named_by_position_also_behind_padding():
-    samples = texts(second=True)
-    tokens = torch.cat((torch.full((6, 2), 9), samples.inputs["input_ids"]), 1)
-    mask = torch.ones_like(tokens)
-    mask[:, :2] = 0
-    padded = Samples({"input_ids": tokens, "attention_mask": mask}, torch.zeros_like(tokens), tokens)
-    assert padded.ids_by_position(1)[0, :5].tolist() == [-1, *samples.inputs["input_ids"][0, :4].tolist()]
-    assert padded.ids_by_position(0)[0, -2:].tolist() == [-1, -1]
-    assert _most_frequent(torch.tensor([-1, -1, 7, 7, 3])) == 7
-    assert _most_frequent(torch.tensor([-1])) is None

@@ -210,14 +210,6 @@ def test_a_lab_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch):
     assert [path.name[:14] for path in (out / "store").glob("*.safetensors")] == ["softmax-seed0-"]
 
 
-def test_a_result_is_not_replaced_by_a_smaller_one(tmp_path):
-    """What no choice of maps can do is trained when that is said, and left out when it is not; it is named by the option."""
-    fields = {"operation": "relu,sigmoid", "seeds": [0], "cap": 1, "samples": 8, "out": tmp_path / "out"}
-    assert len(trigger(anyway=True, **fields).summary["runs"]) == 2
-    with pytest.raises(InputError, match=r"out holds a result with `anyway` sigmoid, which would be lost"):
-        trigger(resume=True, **fields)
-
-
 @pytest.mark.parametrize(
     ("operations", "seeds", "error"),
     [

@@ -36,12 +36,7 @@ CLEAN = "the loss of the unedited model"
 
 @dataclasses.dataclass(frozen=True)
 class HeadGroup:
-    """Heads that are edited at once, so that none of them can stand in for another.
-
-    Args:
-        members: one or more, each once.
-        called: ``layer 3``, or the label that all of them have; empty for heads that somebody named.
-    """
+    """Heads that are edited at once; ``called`` is ``layer 3`` and the like, and empty for heads that somebody named."""
 
     members: tuple[Head, ...]
     called: str = ""
@@ -64,12 +59,7 @@ def members_of(edited: Head | HeadGroup) -> tuple[Head, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeadEdit:
-    """Something that is done to one head, or one group of heads, at a time.
-
-    Args:
-        name: unique among the variants of a measurement: ``redirect``, ``hide``.
-        interventions: in order; their ``heads`` are set to the heads in question.
-    """
+    """Interventions on one head or group at a time, whose ``heads`` are set to it; a name that no other variant has."""
 
     name: str
     interventions: tuple[HeadIntervention, ...]
@@ -95,11 +85,7 @@ class HeadEdit:
         return [dataclasses.replace(intervention.of_samples(start, stop), heads=None) for intervention in self.interventions]
 
     def means(self, head: Head | HeadGroup, part: Samples, loss: Tensor) -> np.ndarray:
-        """Its change of the loss ``(samples, seq_len)``, by domain ``(samples, domains)``.
-
-        Raises:
-            MeasurementError: one that is NaN or infinite at a scored position.
-        """
+        """Its change of the loss ``(samples, seq_len)`` by domain, ``(samples, domains)``; refused where that is not finite."""
         return part.by_domain(loss, f"the change of the loss under {self.name!r} on head {head}").cpu().numpy()
 
 
@@ -107,16 +93,9 @@ class HeadEdit:
 class Effects(Generic[Edited]):
     """Changes that interventions make, relative to the unedited model on the same text.
 
-    Attributes:
-        variants: names.
-        heads: in the order of the second axis; or groups of them.
-        domain_names: in the order of the last axis.
-        loss: float64 ``(variants, heads, samples, domains)``: change of the mean loss over the scored positions of a domain;
-            positive where the intervention hurts, NaN where the sample has no such position, and where it was not run.
-        clean_loss: float64 ``(samples, domains)``.
-        unit: of all of these.
-        record: qualified name of an attention module to how its heads were measured; empty for :func:`one_by_one`.
-    """
+    ``loss`` is float64 ``(variants, heads or groups, samples, domains)``: change of the mean loss over the scored positions of
+    a domain, positive where the edit hurts, NaN where a sample has no such position and where it was not run. ``clean_loss``
+    is float64 ``(samples, domains)``; ``record`` says how the heads of each attention module were measured."""
 
     variants: list[str]
     heads: list[Edited]
@@ -142,11 +121,8 @@ def one_by_one(
     batch_size: int = 16,
     progress: Progress = silent,
 ) -> Effects[Edited]:
-    """Run the whole model once for every variant, head and batch; the definition that everything faster is tested against.
-
-    Args:
-        heads: all of them, or some; or groups, whose members are edited at once.
-        batch_size: samples a forward.
+    """Run the whole model once for every variant, head or group, and batch; the definition that everything faster is tested
+    against.
 
     Raises:
         MeasurementError: a loss at a scored position that is NaN or infinite.
@@ -178,11 +154,8 @@ def one_by_one(
 
 
 class _HeadOutputs(Watcher):
-    """Outputs of heads in one run of the unedited model, so that a group of several layers is resampled from them.
-
-    A head of a later layer, in a run in which one of an earlier layer is resampled, says what follows from that; so the other
-    text's own run is what it has to be taken from. Groups of one module have nothing edited before them and need no record.
-    """
+    """Outputs of heads in one run of the unedited model, from which a group of several layers is resampled: in an edited run a
+    later head says what follows from the edit of an earlier one."""
 
     name, needs = "head_outputs_of_groups", frozenset({"head_outputs"})
 
@@ -270,10 +243,8 @@ class _AtSink(Watcher):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class MeanSink(HeadIntervention):
-    """The sink's key and value are replaced by their means over the other texts, for all queries but its own.
-
-    What is left of the sink is an explicit key–value bias: the same for every text. Keys are compared as attention sees them,
-    behind rotary embedding, so the sink must stand at one position in all texts.
+    """The sink's key and value are replaced by their means over the other texts, for all queries but its own: what is left of
+    it is a key–value bias. Keys are those behind rotary embedding, so the sink must stand at one position in all texts.
 
     Args:
         place: the position.
@@ -340,14 +311,9 @@ def _of_others(of_batches: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
 def make_variants(model: nn.Module, sinks: Sinks, samples: Samples, *, batch_size: int = 16) -> list[HeadEdit]:
     """All variants of a measurement, by the names that the rules of labels have.
 
-    - ``zero``: the whole head; ``resample``: its output of the next text of the same domains, where these have different
-      lengths the next longer one of the batch.
-    - with a sink: ``redirect``, all mass to it; ``hide``; ``zero_value``; and ``mean_sink``, its key and value replaced by
-      their means over the other texts, where it stands at one position of all texts and is not the same in all of them.
-
-    Args:
-        model: for the means.
-    """
+    ``zero`` and ``resample`` (the output on the next text of the same domains); with a sink ``redirect`` (all mass to it),
+    ``hide``, ``zero_value``, and ``mean_sink`` where it stands at one position of all texts and is not the same in all of
+    them."""
     variants = [HeadEdit("zero", (ZeroHead(),)), HeadEdit("resample", (ResampleHead(),))]
     place = sinks.place_in(samples.inputs.get("input_ids"), samples.inputs.get("attention_mask"))
     if place is None:

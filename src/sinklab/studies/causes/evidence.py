@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from sinklab.errors import ConfigurationError, MeasurementError
-from sinklab.results.intervals import Interval, means_over_items, shortfall
+from sinklab.results.intervals import Interval, means_over_items
 from sinklab.studies.causes.effects import Edited, Effects, HeadGroup
 from sinklab.studies.causes.found import Effect, MinimalEffect
 
@@ -39,9 +39,8 @@ class Evidence:
 
     Attributes:
         values: float64 ``(heads, texts)``; NaN where a head was not measured, and its p-value is 1 where it never was.
-        above: whether the claim is that it costs more than the bound, or that it costs less.
-        most: what a text may cost, by assumption, for a claim that it costs less, ``bound / RARE`` by default; more where
-            more was seen.
+        most: what a text may cost, by assumption, for a claim that it costs less: ``bound / RARE``, or more where more was
+            seen.
     """
 
     values: np.ndarray
@@ -52,7 +51,13 @@ class Evidence:
     @functools.cached_property
     def p(self) -> np.ndarray:
         """One-sided p-values of the claim, float64 ``(heads,)``."""
-        return self.p_of_texts(None)
+        found = np.ones(len(self.values))
+        for rows, values in self._parts:
+            if self.above:
+                found[rows] = _p_above(values.mean(1), values.std(1, ddof=1), values.shape[1], self.bound)
+            else:
+                found[rows] = _p_below(values, self.bound, self.bound / RARE if self.most is None else self.most)
+        return found
 
     @functools.cached_property
     def holds(self) -> np.ndarray:
@@ -60,28 +65,6 @@ class Evidence:
         found = np.zeros(len(self.values), dtype=bool)
         for rows, values in self._parts:
             found[rows] = values.mean(1) > self.bound if self.above else values.mean(1) < self.bound
-        return found
-
-    def p_of_texts(self, texts: int | None, chance: float = 0.5) -> np.ndarray:
-        """The p-values that so many texts would give, or less, with a chance, ``(heads,)``.
-
-        Args:
-            texts: those that were measured among them; ``None`` for these alone.
-            chance: with a half the others are like those measured; with more they speak less for the claim, by what their
-                scatter allows (:func:`~sinklab.results.intervals.shortfall`).
-        """
-        found = np.ones(len(self.values))
-        for rows, values in self._parts:
-            count = values.shape[1] if texts is None else max(texts, values.shape[1])
-            less = shortfall(values.shape[1], count, chance)
-            if self.above:
-                mean, spread = values.mean(1), values.std(1, ddof=1)
-                found[rows] = _p_above(mean - less * spread, spread, count, self.bound)
-                continue
-            gains = _gains(values, self.bound, self.bound / RARE if self.most is None else self.most)
-            with np.errstate(invalid="ignore"):  # a stake that lost all it had stays there
-                gain, scatter = gains.mean(2), gains.std(2, ddof=1)
-                found[rows] = _p_below(np.where(np.isfinite(gain), gain - less * scatter, -np.inf) * count)
         return found
 
     @functools.cached_property
@@ -103,11 +86,10 @@ COSTS = ("redirect", "hide", "zero", "zero_value", "mean_sink", "resample")
 def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float, *, many: bool = False) -> dict[str, Evidence]:
     """Every contrast of one domain, as far as its variants were measured, by name.
 
-    - ``redirect``, ``hide``, ``zero``, ``zero_value``, ``mean_sink``, ``resample``: the effect is above the minimal effect;
-    - ``redirect costs nothing`` and so on: it is below it. One-sided: an edit that helps costs nothing either;
-    - ``redirect is slight`` and so on: it is below an even share, ``minimal_effect / SHARE``; of ``many`` heads;
-    - ``hide - zero_value``: hiding the sink, so that its share goes to the other keys, costs more, by the minimal effect, than
-      taking the same share away and giving it to none; ``hide - zero_value costs nothing``: it does not.
+    ``redirect`` and so on: the effect is above the minimal effect; ``redirect costs nothing``: it is below (an edit that helps
+    costs nothing either); ``redirect is slight``, of ``many`` heads: it is below an even share, ``minimal_effect / SHARE``;
+    ``hide - zero_value``: hiding the sink, so that its share goes to the other keys, costs more than giving the same share to
+    none.
 
     Raises:
         ConfigurationError: fewer than two texts have scored positions in the domain.
@@ -139,10 +121,8 @@ def evidence_of(effects: Effects[Edited], domain: int, minimal_effect: float, *,
 
 
 def contrasts_of(evidence: Mapping[str, Evidence]) -> dict[str, list[Effect | None]]:
-    """Means with their intervals, and the p-values, one for every head that was measured, by name.
-
-    Texts are resampled once for all contrasts and heads that were measured on as many.
-    """
+    """Means with their intervals, and the p-values, one for every head that was measured, by name; texts are resampled once
+    for all that were measured on as many."""
     found: dict[str, list[Effect | None]] = {name: [None] * len(one.values) for name, one in evidence.items()}
     of_count: dict[int, list[tuple[str, int, np.ndarray]]] = {}
     for name, one in evidence.items():
@@ -163,14 +143,11 @@ def contrasts_of(evidence: Mapping[str, Evidence]) -> dict[str, list[Effect | No
 
 
 def benjamini_hochberg(p: np.ndarray, level: float) -> tuple[np.ndarray, float]:
-    """Which hypotheses are decided at a false discovery rate, and the largest p-value that one more could have.
+    """Which hypotheses are decided at a false discovery rate (boolean, as ``p``), and the largest p-value that one more could
+    have.
 
-    Benjamini and Hochberg 1995; the rate holds under independence and positive dependence, such as that of heads that are
-    judged on the same texts. If all hypotheses are false, the chance of deciding for any of them is the level.
-
-    Returns:
-        Boolean array of the shape of ``p``; and ``level · k / m`` for the next that would be decided.
-    """
+    Benjamini and Hochberg 1995; the rate holds under independence and positive dependence, such as that of heads on the same
+    texts."""
     import scipy.stats
 
     decided = scipy.stats.false_discovery_control(p.ravel()).reshape(p.shape) <= level
@@ -183,12 +160,8 @@ def least_texts(hypotheses: int, level: float) -> int:
 
 
 def _p_above(mean: np.ndarray, spread: np.ndarray, texts: int, bound: float) -> np.ndarray:
-    """p-values of a mean being above a bound.
-
-    Student's t, and never less than ``2^-texts``, which is what as many texts give that all lie above the bound, whatever
-    their distribution (the sign test): no number of decimals makes a few texts say more. Where costs are skewed to the right,
-    as those of a head that is active in few texts, Student's t errs against this claim.
-    """
+    """p-values of a mean being above a bound: Student's t, and never less than ``2^-texts`` (the sign test), since no number
+    of decimals makes a few texts say more. Where costs are skewed to the right, Student's t errs against this claim."""
     import scipy.special  # and not scipy.stats: the same function without checks that cost twenty times as much
 
     distance, error = mean - bound, spread / np.sqrt(texts)
@@ -197,47 +170,33 @@ def _p_above(mean: np.ndarray, spread: np.ndarray, texts: int, bound: float) -> 
     return np.maximum(scipy.special.stdtr(texts - 1, -t), 2.0**-texts)
 
 
-def _gains(values: np.ndarray, bound: float, most: float) -> np.ndarray:
-    """Logarithm of what bets against a mean of the bound or more gain by each text, ``(stakes, heads, texts)``.
+def _p_below(values: np.ndarray, bound: float, most: float) -> np.ndarray:
+    """p-values of a mean being below a bound, for effects ``(heads, texts)`` that may be nothing in most texts, large in a
+    few.
 
-    With a stake ``s`` a text of cost ``x`` multiplies what one has by ``1 + s (m - x)``, ``m`` being the bound, where ``s`` is
-    at most ``1 / (c - m)`` and no text costs more than ``c``, here ``most`` or the largest cost that was seen.
-    """
+    Bets against a mean of the bound or more: with a stake ``s`` a text of cost ``x`` multiplies what one has by ``1 + s (m -
+    x)``, ``m`` being the bound, where ``s`` is at most ``1 / (c - m)`` and no text costs more than ``c``, here ``most`` or the
+    largest cost that was seen. No stake gains in expectation then, and the chance of ever having ``1/p`` is at most ``p``, for
+    every distribution of costs up to ``c`` (Waudby-Smith and Ramdas 2024, arXiv 2010.09686). Student's t would not do: where a
+    head is active in one text of fifty, sixteen others have a mean of 0 and no spread. Here they give ``(1 - m/c)^n``, 5 % at
+    about ``3 c / m`` texts (the rule of three)."""
     largest = np.maximum(values.max(1), most)[:, None]
+    gains = []
     with np.errstate(divide="ignore"):
-        return np.stack([
-            np.log(np.maximum(1 + share / (largest - bound) * (bound - values), 0.0)) for share, _ in BETS
-        ])  # fmt: skip
-
-
-def _p_below(gains: np.ndarray) -> np.ndarray:
-    """p-values of a mean being below a bound, for effects that may be nothing in most texts and large in a few.
-
-    If the mean is the bound or more, then no stake gains in expectation, and the chance of ever having ``1/p`` is at most
-    ``p``, for every distribution of costs up to ``c`` (Waudby-Smith and Ramdas 2024, arXiv 2010.09686). Student's t would do
-    for normal effects alone: where a head is active in one text of fifty, sixteen others have a mean of 0 and no spread.
-    Here such texts give ``(1 - m/c)^n``, which falls to 5 % at about ``3 c / m`` texts (the rule of three).
-
-    Args:
-        gains: logarithm of what each stake has gained, ``(stakes, heads)``.
-    """
-    units = np.log([unit for _, unit in BETS])[:, None]
-    return np.asarray(np.exp(-np.maximum(np.logaddexp.reduce(units + gains), 0.0)))
+        for share, unit in BETS:
+            left = np.maximum(1 + share / (largest - bound) * (bound - values), 0.0)
+            gains.append(np.log(unit) + np.log(left).mean(1) * values.shape[1])
+    return np.asarray(np.exp(-np.maximum(np.logaddexp.reduce(gains), 0.0)))
 
 
 def minimal_effect_of(effects: Effects[HeadGroup]) -> MinimalEffect:
-    """The minimal effect for a model, from what all of its attention together is worth.
+    """The minimal effect for a model, from the effects of :data:`SILENCED` on one group, that of all heads.
 
-    A twentieth of a head's fair share of that, of a layer's where there are more than :data:`MANY` heads, rounded to one
-    digit: so small a part that heads which do far less than others are seen, and the same for nearly all draws of texts. In
-    nats it is :data:`MINIMAL_EFFECT` at most. Worth is the lesser of two costs (:data:`SILENCED`), since with random weights an
-    output of 0 changes the loss by a definite amount, and half of the time to the worse; what such heads say of another text
-    costs nothing on average. Of several domains the one counts on which attention is worth most. Both intervals must lie above
-    0, and in nats the worth must be :data:`LEAST_WORTH`; or the minimal effect is :data:`MINIMAL_EFFECT`.
-
-    Args:
-        effects: of :data:`SILENCED` on one group, that of all heads.
-    """
+    A twentieth of a head's fair share of what attention is worth, of a layer's where there are more than :data:`MANY` heads,
+    rounded to one digit so that nearly all draws of texts give the same; in nats at most :data:`MINIMAL_EFFECT`. Worth is the
+    lesser of the two costs, since with random weights an output of 0 hurts half of the time; of several domains the largest
+    counts. Both intervals must lie above 0, and in nats the worth must be :data:`LEAST_WORTH`; or the minimal effect is
+    :data:`MINIMAL_EFFECT`."""
     (everything,) = effects.heads
     heads, unit = len(everything.members), effects.unit
     shares = heads if heads <= MANY else len({head.module for head in everything.members})

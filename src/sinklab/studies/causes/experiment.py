@@ -64,10 +64,8 @@ def runs(
     probes: Callable[[int, int], Sequence[Probe]] = lambda start, stop: (),
     batch_size: int = 16,
 ) -> Iterator[Batch]:
-    """Run the model over the samples batch by batch under an edit.
-
-    Args:
-        probes: makes those of the samples ``start`` to ``stop``; they see what the model goes on with.
+    """Run the model over the samples batch by batch under an edit; ``probes`` makes those of the samples ``start`` to
+    ``stop``.
 
     Raises:
         MeasurementError: a loss at a scored position that is NaN or infinite.

@@ -9,7 +9,6 @@ from typing import Generic, TypeAlias, cast
 import numpy as np
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.intervals import CHANCE, fewest
 from sinklab.sinks import Sinks
 from sinklab.studies.causes.effects import Edited, Effects
 from sinklab.studies.causes.evidence import MINIMAL_EFFECT, Evidence, benjamini_hochberg, contrasts_of, evidence_of, least_texts
@@ -47,16 +46,13 @@ NEEDS: Rules = {"yes": ("hide", "hide - zero_value"), "no": ("hide - zero_value 
 """The second axis, by what it is called: whether a head needs its sink as a place for its attention."""
 
 RESTING = {"dormant", "bias", "broadcast"}
-SEARCHED = 2**20
-"""Texts up to which is looked for a number that would decide."""
 
 
 def rules_of(sinks: Sinks, variants: Sequence[str], *, many: bool = False) -> Rules:
     """The rules for a sink and the variants that are measured.
 
-    A sink that is the same in all texts by construction, BOS in front or a null score, has no mean to be replaced by: what it
-    carries is a bias. One whose place differs from text to text has none either, and what it carries counts as a broadcast.
-    """
+    A sink that is the same in all texts (BOS in front, a null score) has no mean to be replaced by: what it carries is a bias.
+    Nor has one whose place differs from text to text, and what it carries counts as a broadcast."""
     rules = dict(RULES if sinks.main is not None else RULES_WITHOUT_SINK)
     if not many:
         del rules["slight"]
@@ -67,13 +63,11 @@ def rules_of(sinks: Sinks, variants: Sequence[str], *, many: bool = False) -> Ru
 
 
 def asked_for(effects: Effects[Edited], sinks: Sinks, *, level: float, minimal_effect: float) -> list[list[str]]:
-    """For every head the edits that are missing for a label, or its need of the sink, of which nothing that was measured
-    speaks against.
+    """For every head the edits that are missing for a label, or its need of the sink, of which nothing measured speaks
+    against.
 
-    What it says to cost is shown by itself at the level, and what it says to cost nothing does so in the mean; where it says
-    no more than that, this is shown too. Choosing edits by the effects of others makes no label false more often: its p-value
-    is 1 as long as a claim of it is not measured, and that of the largest claim then.
-    """
+    What it says to cost is shown by itself at the level, and what it says to cost nothing does so in the mean. Choosing edits
+    by the effects of others makes no label false more often: its p-value is 1 as long as a claim of it is not measured."""
     wanted: list[set[str]] = [set() for _ in effects.heads]
     rules = rules_of(sinks, effects.variants)
     for number in range(len(effects.domain_names)):
@@ -96,15 +90,8 @@ def asked_for(effects: Effects[Edited], sinks: Sinks, *, level: float, minimal_e
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeadLabel(Generic[Edited]):
-    """What one head is, or a group of heads that were edited at once, with everything that says so.
-
-    Attributes:
-        label: one of :data:`~sinklab.studies.causes.found.LABELS`.
-        domains: domain to the label there.
-        needs_sink: domain to ``yes``, ``no`` or ``undecided``; empty without a sink.
-        effects: contrast to domain to mean, interval and p-value, of those that were measured.
-        undecided: domain in which the head is undecided to why, and how many texts of it would decide.
-    """
+    """What one head is, or a group that was edited at once: label overall and by domain, need of the sink by domain (empty
+    without one), effects by contrast and domain, and of the domains in which it is undecided why."""
 
     head: Edited
     label: Label
@@ -119,28 +106,20 @@ def label_heads(
 ) -> list[HeadLabel[Edited]]:
     """A label for every head that was measured, or for every group, in every domain and over all of them.
 
-    In one domain by :data:`RULES`, where *costs* is a rise of the mean loss over texts by more than the minimal effect and
-    *costs nothing* is less than that, a gain included; docs/explain.md says what each label means. The label of a head is the
-    one that it has in every domain; ``switch`` if it is text-dependent in some and rests in all others; if it rests in all, the
-    one that says most; ``mixed`` for other labels that differ; ``undecided`` if it is so in any domain. Where no whole rule is
-    decided, a head has the label of the part that is (:data:`IN_PART`). Beside it stands whether the head **needs its sink**
-    (:data:`NEEDS`): hiding it, its share going to the other keys, costs more than giving that to none.
+    In one domain by :data:`RULES`: *costs* is a rise of the mean loss over texts by more than the minimal effect, *costs
+    nothing* less than that. Over domains: the label that it has in all; ``switch`` if it is text-dependent in some and rests
+    in all others; if it rests in all, the one that says most; ``mixed`` for others that differ; ``undecided`` if it is so in
+    any. Beside it stands whether the head **needs its sink** (:data:`NEEDS`).
 
-    **What is controlled.** Claims have one-sided p-values, a label in a domain the largest of its claims (an intersection-union
-    test, valid however they correlate); Benjamini and Hochberg's procedure runs over all heads, domains and labels, once more
-    over *slight* and once over the second axis. Of the labels given in domains a share of at most ``level`` is false in
-    expectation; where all are false, the chance that any is given is at most ``level``. This rests on independent texts; for
+    **What is controlled.** A label's p-value in a domain is the largest of its claims' (an intersection-union test); Benjamini
+    and Hochberg's procedure runs over all heads, domains and labels, once more over *slight* and once over the second axis: of
+    the labels given in domains a share of at most ``level`` is false in expectation. This rests on independent texts; for
     costs, on means over texts that are near normal or skewed to the right; for what costs nothing, on no text that costs more
-    than ``minimal_effect / RARE`` or than what was seen (:class:`~sinklab.studies.causes.evidence.Evidence`).
-
-    **A minimal effect that is taken from the same texts** (:func:`~sinklab.studies.causes.evidence.minimal_effect_of`) makes no
-    claim false more often. That a mean is above ``m`` is claimed where its lower confidence bound is; if that lies below the
-    mean, so does every ``m`` below it, by whatever it was chosen: the p-value rises with ``m``. Likewise from above for what
-    costs nothing. The false discovery rate asks for one ``m`` for all draws of texts; rounded to one digit, it nearly is.
+    than ``minimal_effect / RARE`` or than what was seen. A minimal effect from the same texts makes no claim false more often:
+    a claim that a mean is above ``m`` is made where its lower confidence bound is, by whatever ``m`` was chosen.
 
     Args:
         effects: of the variants of :func:`~sinklab.studies.causes.effects.make_variants`.
-        level: false discovery rate, between 0 and 1.
         minimal_effect: above 0, in the unit of the loss.
         many: whether heads that cost less than an even share are *slight*, where no more is decided.
 
@@ -207,34 +186,18 @@ class _Decided:
     def reason(self, head: int, domain: int) -> Undecided:
         """Why no whole label is given."""
         if len(decided := self.rules_of(head, domain)) > 1:
-            return Undecided(decided[0], [], None)  # the claims of several all hold, and a head has one label
+            return Undecided(decided[0], [])  # the claims of several all hold, and a head has one label
         evidence = self.evidence[domain]
         rules = [rule for rule in self.rules if rule not in IN_PART and (not decided or self._fits(rule, decided[0]))]
         rules = rules or [rule for rule in self.rules if rule not in IN_PART]
-        texts = {rule: needed for rule in rules if (needed := self._needed(rule, head, domain, 0.5)) is not None}
-        if texts:
-            nearest = min(texts, key=lambda rule: texts[rule])
-            not_shown = [name for name in self.rules[nearest] if evidence[name].p[head] > self.critical]
-            return Undecided(nearest, not_shown, self._needed(nearest, head, domain, CHANCE))
-        against = {rule: [name for name in self.rules[rule] if not evidence[name].holds[head]] for rule in rules}
-        nearest = min(against, key=lambda rule: len(against[rule]))
-        not_shown = against[nearest] or [max(self.rules[nearest], key=lambda name: float(evidence[name].p[head]))]
-        return Undecided(nearest, not_shown, None)
+        against = {rule: sum(not evidence[name].holds[head] for name in self.rules[rule]) for rule in rules}
+        p = dict(zip(self.rules, self.p[head, domain], strict=True))
+        nearest = min(rules, key=lambda rule: (against[rule], p[rule]))
+        return Undecided(nearest, [name for name in self.rules[nearest] if evidence[name].p[head] > self.critical])
 
     @staticmethod
     def _fits(rule: str, part: str) -> bool:
         return not IN_PART[part] or rule in IN_PART[part]
-
-    def _needed(self, rule: str, head: int, domain: int, chance: float) -> int | None:
-        """Least number of texts at which all claims are decided, each with a chance; ``None`` if no number of them does."""
-        claims = [self.evidence[domain][name] for name in self.rules[rule]]
-
-        def decided(texts: int) -> bool:
-            return all(float(claim.p_of_texts(texts, chance)[head]) <= self.critical for claim in claims)
-
-        if not all(claim.holds[head] for claim in claims):
-            return None
-        return fewest(decided, claims[0].values.shape[1], SEARCHED)
 
 
 def overall(by_domain: Mapping[str, str]) -> Label:
@@ -252,10 +215,8 @@ def overall(by_domain: Mapping[str, str]) -> Label:
 def mirrored(labels: Sequence[HeadLabel], minimal_effect: float) -> dict[str, int]:
     """By domain, heads that would look text-dependent if gains were costs: all three edits help by the minimal effect.
 
-    What a head with random weights says helps as often as it harms. A trained model that has as many text-dependent heads as
-    mirrored ones in the same domain is no better than that on these texts; one that does not know the texts of a domain may
-    have mirrored heads there, and labels elsewhere that mean what they say.
-    """
+    What a head with random weights says helps as often as it harms: a model with as many text-dependent heads as mirrored ones
+    is no better than that on these texts."""
     names = [name for name in RULES["text-dependent"] if any(name in label.effects for label in labels)]
     return {
         domain: sum(
@@ -269,24 +230,8 @@ def mirrored(labels: Sequence[HeadLabel], minimal_effect: float) -> dict[str, in
     }
 
 
-def texts_needed(labels: Sequence[HeadLabel]) -> int | None:
-    """Texts of each domain that would decide half of what is undecided only for want of texts; ``None`` if none is foretold.
-
-    A head counts, once for every domain, if its means fulfil all claims of a label there.
-    """
-    needed = [reason.texts for label in labels for reason in label.undecided.values() if reason.texts is not None]
-    return int(np.ceil(np.median(needed))) if needed else None
-
-
 def require_texts(samples: Samples, sinks: Sinks, heads: int, *, level: float = 0.05, many: bool = False) -> None:
-    """Refuse before the work what :func:`label_heads` would refuse behind it.
-
-    Args:
-        heads: how many will be judged together, or groups.
-
-    Raises:
-        ConfigurationError: too few texts for the error rate; says how many are needed.
-    """
+    """Refuse before the work what :func:`label_heads` would refuse behind it: too few texts for so many heads, or groups."""
     _require(samples.counts, heads, len(rules_of(sinks, ["mean_sink"], many=many)), level)
 
 

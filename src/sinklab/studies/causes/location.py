@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.intervention import Place
-from sinklab.attention.probe import Watcher
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
+from sinklab.results.intervals import Interval
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
 from sinklab.sinks import Head, Sinks
+from sinklab.sinks.finder import SinkFinder
 from sinklab.studies.causes import experiment
 from sinklab.studies.causes.found import Condition, Location, Strong
 from sinklab.studies.causes.readout import NextToken, Readout, readout_for
@@ -51,24 +51,20 @@ def location(
     threshold: float = 0.3,
     prefix: int = 4,
     move_to: int | None = None,
-    top: int = 3,
     batch_size: int = 16,
     seed: int = 0,
 ) -> Location:
     """Does the sink follow place or token? Hide the sink, and take away, double, replace, move and precede the first token.
 
-    Whether a sink is bound to the first position, or to the token that always stands there, differs from model to model (Gu
-    et al. 2024, arXiv 2410.10781; Barbero et al. 2025, arXiv 2504.02732, take BOS away at test time). The loss is compared on
-    the targets that follow the same token in both conditions; of texts that grow the end is cut off, so that no new position
-    is seen.
+    Whether a sink is bound to the first position, or to the token that always stands there, differs from model to model (Gu et
+    al. 2024, arXiv 2410.10781; Barbero et al. 2025, arXiv 2504.02732). The loss is compared on the targets that follow the
+    same token in both conditions; of texts that grow the end is cut off.
 
     Args:
         samples: two texts or more. Conditions that edit tokens need ``input_ids`` without padding, the loss of the next token,
             and one first token in all texts; otherwise they are left out, and the reason is in the result.
-        sinks: its ``place``, a position or ``"null"``; ``readout`` is that of the model's task by default.
-        threshold: mean share from which on a position is a sink.
+        threshold: mean share from which on the place is a sink.
         prefix, move_to: random tokens in front, and where the moved first token stands, by default at a quarter of the text.
-        top: how many positions are kept for each condition.
 
     Raises:
         ConfigurationError: no sink, fewer than two texts, or ``prefix`` and ``move_to`` outside the texts.
@@ -100,27 +96,40 @@ def location(
     else:
         left_out = dict.fromkeys(("removed", "duplicated", "replaced", "moved", "random prefix"), reason)
     clean: Tensor | None = None
-    conditions, heads, secondary = {}, list[str](), list[int]()
+    conditions, heads = {}, list[str]()
     for text in texts:
-        (new, received), loss = text.run(model, readout, batch_size), None
+        new, finder = text.run(model, readout, batch_size)
+        found, shares, null = finder.shares()
+        loss: Interval | None = None
         if clean is None:
-            clean, scored = new, int((~new.isnan()).sum())
-            heads = [str(head) for of_module in received.heads.values() for head in of_module]
-            secondary = received.positions_above(threshold, place)
+            clean, scored, heads = new, int((~new.isnan()).sum()), list(map(str, found))
         else:
             before, after = text.pairs(clean, new)
             scored = int((~before.isnan()).sum())
             loss = experiment.change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
-        first = int(text.kept[0]) + received.front if text.kept[0] >= 0 else None
-        at_place = received.null() if isinstance(place, str) else received.at(place)
-        at_first: list[float | None] = [None] * len(heads) if first is None else received.at(first)
-        conditions[text.name] = Condition(text.name, first, at_place, at_first, received.strongest(top), loss, scored)
-    shares = [-1.0 if share is None else share for share in conditions["as it is"].at_place]
-    head, where = shares.index(max(shares)), place if isinstance(place, (int, str)) else list(place)
-    return Location(
-        where, heads[head], heads, conditions, left_out, secondary, threshold, len(samples), readout.unit,
-        _follows(conditions, head, place, threshold),
-    )  # fmt: skip
+        tokens = text.samples.inputs.get("input_ids")
+        front = 0 if tokens is None else max(0, shares.shape[1] - tokens.shape[1])  # learned tokens, which have no ids
+        first = int(text.kept[0]) + front if text.kept[0] >= 0 else None
+        at_place = list(map(experiment.number, null)) if isinstance(place, str) else _at(shares, place)
+        at_first = _at(shares, [] if first is None else first)
+        conditions[text.name] = Condition(text.name, first, at_place, at_first, _strongest(shares, heads), loss, scored)
+    given = [-1.0 if share is None else share for share in conditions["as it is"].at_place]
+    head, where = given.index(max(given)), place if isinstance(place, (int, str)) else list(place)
+    follows = _follows(conditions, head, place, threshold)
+    return Location(where, heads[head], heads, conditions, left_out, len(samples), readout.unit, follows)
+
+
+def _at(shares: np.ndarray, place: object) -> list[float | None]:
+    """Mean share on positions, by head; ``None`` where half of the queries do not see them."""
+    positions = [position for position in torch.as_tensor(place).long().flatten().tolist() if position < shares.shape[1]]
+    return [experiment.number(row.mean()) if len(row) else None for row in shares[:, positions]]
+
+
+def _strongest(shares: np.ndarray, heads: Sequence[str]) -> Strong | None:
+    """The position that a head gives most, and the head; ``None`` where none is given anything."""
+    head, position = np.unravel_index(np.nan_to_num(shares).argmax(), shares.shape)
+    weight = experiment.number(shares[head, position])
+    return Strong(weight, heads[int(head)], int(position)) if weight else None
 
 
 def _follows(conditions: Mapping[str, Condition], head: int, place: Place, threshold: float) -> str | None:
@@ -141,7 +150,8 @@ def rows(found: Location, heads: Mapping[str, Head]) -> Iterator[Row]:
             for metric, shares in ((AT_PLACE, condition.at_place), (AT_FIRST_TOKEN, condition.at_first_token))
             for name, share in zip(found.heads, shares, strict=True)
         ]
-        cells += [(STRONG_POSITION, one.head, one.weight, {"key_position": one.position}) for one in condition.strongest]
+        if (one := condition.strongest) is not None:
+            cells.append((STRONG_POSITION, one.head, one.weight, {"key_position": one.position}))
         for metric, name, value, at in cells:
             if value is not None:
                 head = heads[name]
@@ -161,13 +171,13 @@ class _Text:
     kept: Tensor
     edits: experiment.Edits = experiment.no_edits
 
-    def run(self, model: nn.Module, readout: Readout, batch_size: int) -> tuple[Tensor, _Received]:
+    def run(self, model: nn.Module, readout: Readout, batch_size: int) -> tuple[Tensor, SinkFinder]:
         """Losses ``(samples, seq_len)``, and the attention that positions get."""
-        received = _Received(self.samples)
+        finder = SinkFinder()
         runs = experiment.runs(
-            model, self.samples, readout, self.edits, probes=lambda start, stop: [received], batch_size=batch_size
+            model, self.samples, readout, self.edits, probes=lambda start, stop: [finder], batch_size=batch_size
         )
-        return torch.cat([run.losses for run in runs]), received
+        return torch.cat([run.losses for run in runs]), finder
 
     def pairs(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """Losses ``(samples, n)`` of the targets that follow the same token in both."""
@@ -226,97 +236,3 @@ def _edited(samples: Samples, prefix: int, move_to: int, generator: torch.Genera
         inputs = {key: new if key == "input_ids" else torch.ones_like(new) for key in samples.inputs}
         texts.append(_Text(name, Samples(inputs, domains, new, samples.domain_names), kept))
     return texts
-
-
-# --- attention received -----------------------------------------------------------------------------------------------------
-
-
-class _Received(Watcher):
-    """Sums over all batches of the shares of rows that every position gets, over the queries that see it and are not it."""
-
-    name, needs = "received", frozenset[str]()
-
-    def __init__(self, samples: Samples) -> None:
-        self.samples = samples
-        self.heads: dict[str, list[Head]] = {}
-        self._at: dict[str, Tensor] = {}  # sums and counts, (2, heads, positions)
-        self._null: dict[str, Tensor] = {}  # sums of the null mass, and queries, (2, heads)
-        self._width = 0
-
-    def update(self, call: AttentionCall, statistics: Statistics) -> None:
-        if call.site.kind != "self":
-            return
-        sums, counts = torch.zeros(2, len(call.queries), call.num_heads, call.kv_len, dtype=torch.float64)
-        null = torch.zeros(2, call.num_heads, dtype=torch.float64)
-        for start, stop in call.blocks():
-            scores = call.scores(start, stop)
-            weights, mass = call.weights(start, stop, scores).double(), call.null_mass(start, stop, scores).double()
-            whole = (weights.sum(-1) + mass).clamp_min(1e-8)  # rows of zeros, which some operations have, stay zeros
-            counted = call.counted[:, start:stop]
-            itself = (call.query_positions[:, start:stop, None] == call.key_positions[:, None]) & (
-                call.query_documents[:, start:stop, None] == call.key_documents[:, None]
-            )
-            seen = call.visible.block(start, stop, 0, call.kv_len) & (counted[..., None] & ~itself)[:, None]
-            sums += (weights / whole[..., None]).masked_fill(~seen, 0.0).sum(2).cpu()
-            counts += seen.sum(2).expand(counts.shape).cpu()
-            null[0] += (mass / whole).masked_fill(~counted[:, None], 0.0).sum((0, 2)).cpu()
-        null[1] = call.counted.sum()
-        places = call.key_positions.cpu()
-        values = torch.stack((sums, counts)).masked_fill((places < 0)[:, None], 0.0)
-        at = values.new_zeros(2, call.num_heads, call.kv_len)
-        at.index_add_(2, places.clamp_min(0).flatten(), values.transpose(1, 2).flatten(2))
-        module = call.site.module
-        self._width = self._width or call.kv_len
-        self.heads[module] = [Head(call.site.layer, number, module) for number in range(call.num_heads)]
-        self._at[module], self._null[module] = at + self._at.get(module, 0), null + self._null.get(module, 0)
-
-    @property
-    def front(self) -> int:
-        """Learned tokens in front of the texts, which have positions and no ids."""
-        tokens = self.samples.inputs.get("input_ids")
-        return 0 if tokens is None else max(0, self._width - tokens.shape[1])
-
-    def at(self, place: object) -> list[float | None]:
-        """Mean share on positions, by head; ``None`` where no query sees them."""
-        sums, counts = self._sums()
-        positions = [position for position in torch.as_tensor(place).flatten().tolist() if position < sums.shape[1]]
-        sums, counts = sums[:, positions].sum(1), counts[:, positions].sum(1)
-        return [float(of / count) if count else None for of, count in zip(sums, counts, strict=True)]
-
-    def null(self) -> list[float | None]:
-        """Mean null mass by head."""
-        return [float(of / count) for null in self._null.values() for of, count in null.T.numpy()]
-
-    def _sums(self) -> np.ndarray:
-        """Sums and counts of all heads, ``(2, heads, positions)``."""
-        size = max(at.shape[2] for at in self._at.values())
-        return torch.cat([nn.functional.pad(at, (0, size - at.shape[2])) for at in self._at.values()], dim=1).numpy()
-
-    def _means(self) -> np.ndarray:
-        """Mean share by head and position, 0 for positions that fewer than an eighth of a text's queries see."""
-        sums, counts = self._sums()
-        enough = counts >= max(1, len(self.samples) * sums.shape[1] / 8)
-        return np.asarray(np.where(enough, sums / np.maximum(counts, 1), 0.0))
-
-    def positions_above(self, threshold: float, place: Place) -> list[int]:
-        """Positions to which a head gives the threshold or more, the place left out."""
-        excluded = set() if isinstance(place, str) else set(torch.as_tensor(place).flatten().tolist())
-        return [position for position in (self._means().max(0) >= threshold).nonzero()[0].tolist() if position not in excluded]
-
-    def strongest(self, top: int) -> list[Strong]:
-        """Positions by the head that gives them most, in falling order."""
-        ids, means = self.samples.ids_by_position(self.front), self._means()
-        best, heads = means.max(0), [str(head) for of_module in self.heads.values() for head in of_module]
-        found = []
-        for position in np.argsort(-best, kind="stable")[:top].tolist():
-            if best[position] > 0:
-                known = ids is not None and position < ids.shape[1]
-                token = _most_frequent(ids[:, position]) if known and ids is not None else None
-                found.append(Strong(float(best[position]), heads[int(means[:, position].argmax())], token, position))
-        return found
-
-
-def _most_frequent(ids: Tensor) -> int | None:
-    """The id that occurs most often in ``(n,)``, -1 not counted; ``None`` where there is no other."""
-    known = ids[ids >= 0]
-    return int(known.mode().values) if len(known) else None

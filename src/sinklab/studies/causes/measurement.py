@@ -35,7 +35,7 @@ from sinklab.studies.causes.effects import Edited, Effects, HeadGroup, make_vari
 from sinklab.studies.causes.engine import multiplies_coarsely
 from sinklab.studies.causes.evidence import MANY, SHARE, SILENCED, minimal_effect_of
 from sinklab.studies.causes.found import LABELS, Causes, Location, MinimalEffect, Refused
-from sinklab.studies.causes.labels import asked_for, label_heads, mirrored, require_texts, texts_needed
+from sinklab.studies.causes.labels import asked_for, label_heads, mirrored, require_texts
 from sinklab.studies.causes.location import location, rows
 from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.resumable import Resumable, Task
@@ -80,9 +80,6 @@ def examine(
         sinks: where the sinks are, if that is known; found on these texts otherwise.
         identity: what the model is, besides its weights.
         store: of effects measured so far, an entry for a few attention modules.
-
-    Raises:
-        SinklabError: see :func:`~sinklab.studies.causes.causes.find_causes`.
     """
     began = time.monotonic()
     level, size = request.level, request.batch_size
@@ -140,7 +137,7 @@ def examine(
     together = []
     if of_groups is not None:
         judged = label_heads(of_groups, sinks, level=level, minimal_effect=least, many=staged)
-        together = entries.examined_groups(judged, of_groups, listed, effects)
+        together = entries.examined_groups(judged, listed, samples.domain_names)
         table_rows += entries.group_rows(of_groups)
     clean_loss = dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True))
     if not staged:
@@ -148,10 +145,10 @@ def examine(
     found = Causes(
         heads=listed, groups=together, counts={name: Counter(head.label for head in listed)[name] for name in LABELS},
         sink=entries.found_sink(sinks), of_a_key=entries.of_a_key(model, sinks, request.threshold), texts=len(samples),
-        texts_needed=texts_needed(labels), mirrored=mirrored(labels, least), domains=list(samples.domain_names),
+        mirrored=mirrored(labels, least), domains=list(samples.domain_names),
         loss_of=loss_kind(model), unit=effects.unit, clean_loss=clean_loss, level=level, minimal_effect=least,
         minimal_effect_from=minimal, budget=request.budget if isinstance(request.budget, float) else None,
-        screened=entries.screen_check(estimates, effects), variants=effects.variants,
+        variants=effects.variants,
         notes=_notes(model, samples, clean_loss if effects.unit == "nats" else {}), location=located,
     )  # fmt: skip
     return Examined(found, [*table_rows, *located_rows], effects.record)
@@ -161,12 +158,8 @@ def _costs(
     seconds: float, few: float, heads: int, groups: int, edits: int, request: Request, budget: float, staged: bool,
     coarse: bool,
 ) -> dict[str, float]:  # fmt: skip
-    """Seconds that every stage takes, as far as they are known: an edit of one layer is half a pass over all texts, or less
-    where changes are multiplied in bfloat16.
-
-    Args:
-        seconds: of a pass; ``few`` is the share of the texts that the screen and the experiments read.
-    """
+    """Seconds of every stage, as far as they are known, from those of a pass: an edit of one layer is half a pass, or less
+    where changes are multiplied in bfloat16. ``few`` is the share of the texts that the screen and the experiments read."""
     costs = {"all heads at once": 4 * seconds} if request.minimal_effect == "auto" else {}
     each = (0.3 if coarse else 0.5) * seconds
     if staged:
@@ -209,11 +202,8 @@ def _in_rounds(
     level: float,
     minimal_effect: float,
 ) -> Effects[Edited]:
-    """Effects of :data:`FIRST` on heads or groups, a few of one module at a time; then of what these ask for.
-
-    Where a first edit costs an even share or more, what it asks for comes before the first edits of others, since the time may
-    end among these.
-    """
+    """Effects of :data:`FIRST` on heads or groups, a few of one module at a time; then of what these ask for: where a first
+    edit costs an even share or more, before the first edits of others, since the time may end among these."""
     first = [name for name in FIRST if name in measured.names] or [measured.names[0]]
 
     def asked(found: Effects[Edited], kinds: Sequence[Sequence[Edited]], least: float) -> list[Task[Edited]]:

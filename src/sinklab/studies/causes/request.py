@@ -18,13 +18,8 @@ Pair: TypeAlias = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class ChosenHeads:
-    """Which heads are to be examined, and which of them together too.
-
-    Attributes:
-        heads: by themselves, with those of the groups; ``None`` for all.
-        groups: the heads of each.
-        layers: whether every layer is a group besides.
-    """
+    """Which heads are to be examined by themselves, with those of the ``groups`` (``None`` for all), which of them together,
+    and whether every layer is a group besides."""
 
     heads: tuple[Pair, ...] | None = None
     groups: tuple[tuple[Pair, ...], ...] = ()
@@ -50,10 +45,7 @@ def _written(pairs: Sequence[Pair]) -> str:
 
 def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]]) -> ChosenHeads:
     """Heads and groups from ``0.1,3.0+3.1``, ``all`` or ``layers``; from Python also pairs, and lists of pairs for groups.
-
-    Raises:
-        ConfigurationError: anything else, no head at all, or one that a group has twice.
-    """
+    Anything else, no head at all, and one that a group has twice are refused."""
     entries = [entry.strip() for entry in heads.split(",") if entry.strip()] if isinstance(heads, str) else list(heads)
     if not entries:
         raise ConfigurationError("`heads` names no head; leave it out for all of them")
@@ -88,11 +80,7 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_duration(budget: str | float) -> float:
-    """Seconds from ``90``, ``90s``, ``10m`` or ``1.5h``.
-
-    Raises:
-        ConfigurationError: anything else, or no time at all.
-    """
+    """Seconds from ``90``, ``90s``, ``10m`` or ``1.5h``; anything else, or no time at all, is refused."""
     text = str(budget).strip().lower()
     number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "")
     try:
@@ -106,11 +94,7 @@ def parse_duration(budget: str | float) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(Options):
-    """What is asked of find_causes(), as it documents it.
-
-    Raises:
-        ConfigurationError: what no model could be asked.
-    """
+    """What is asked of find_causes(), as it documents it; what no model could be asked is refused."""
 
     heads: str | Sequence[tuple[int, int] | Sequence[tuple[int, int]]] | None = "all"
     sink: int | str = "auto"

@@ -34,14 +34,11 @@ Task = tuple[Sequence[Edited], Sequence[str]]
 
 @dataclasses.dataclass(eq=False)
 class Resumable:
-    """What is measured, and where it is kept.
-
-    Effects by a readout that is none of the library's are not: those by another one of its class would look the same.
+    """What is measured, and where it is kept; not by a readout that is none of the library's, whose class says too little.
 
     Args:
         identity: of the model and its sinks: what effects depend on besides texts, request and weights.
         deadline: of :func:`time.monotonic`, behind which no further piece is begun.
-        coarse: whether changes are multiplied in bfloat16 (:class:`~sinklab.studies.causes.engine.Engine`).
     """
 
     model: nn.Module
@@ -94,7 +91,6 @@ class Resumable:
         Args:
             stage: what the progress is called: of the tasks, or of the time until the deadline, whichever ends first.
             everything: heads or groups in the order of the result.
-            deadline: an earlier one.
             found: effects that these are written into.
             then: from all effects so far, and what was edited last, the tasks that come before those that are left.
         """

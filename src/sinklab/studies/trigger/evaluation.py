@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sinklab.attention.operation import Operation
-from sinklab.results.file import write_image
 from sinklab.results.metric import Coordinates, Metric, Row
 from sinklab.results.table import finite
 from sinklab.studies.theory.trigger_bounds import counter_of
@@ -58,10 +55,8 @@ class TriggerNumbers:
         mean, std: attention maps over samples, ``(layers, heads, length, length)``, tokens of the data only.
         bos_mean, bos_min, nothing, trigger_bos, trigger_averaged: see ``BY_HEAD``, ``(layers, heads)``; ``None`` without BOS,
             and ``nothing`` where the operation has no null mass.
-        bos_share: mean off the trigger of the size of the weight on BOS as a share of all sizes in the row and ``nothing``, 0
-            where there are none; likewise.
-        bound: least weight on BOS off the trigger that the counting argument leaves possible, or ``None`` where its
-            assumptions do not hold; see :func:`bos_bound`.
+        bos_share: mean off the trigger of the size of the weight on BOS as a share of all sizes in the row and ``nothing``.
+        bound: see :func:`bos_bound`.
     """
 
     error: float
@@ -165,15 +160,9 @@ def _at(values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def bos_bound(model: TriggerModel, weights: Tensor, outputs: Tensor, off: Tensor) -> float | None:
-    """Least weight on BOS at queries ``off``, boolean ``(batch, length)``, by mass counting, from outputs and value map.
-
-    The weights are not looked at. For one head whose rows sum to one and whose output is ``W_O`` times the weighted values, and
-    nothing else: :mod:`sinklab.studies.theory.trigger_bounds`.
-
-    Returns:
-        In [0, 1], or ``None`` where an assumption does not hold: several heads or layers, learned tokens in front, a gate, an
-        output bias, rows that do not sum to one; or where the model diverged.
-    """
+    """Least weight on BOS at queries ``off``, boolean ``(batch, length)``, by mass counting, from outputs and value map alone
+    (:mod:`sinklab.studies.theory.trigger_bounds`). ``None`` where an assumption does not hold: several heads or layers,
+    learned tokens in front, a gate, an output bias, rows that do not sum to one; or where the model diverged."""
     operation = model.operation
     plain = all(
         getattr(type(operation), part) is getattr(Operation, part) for part in ("gain", "output_bias", "null_value", "finish")
@@ -187,37 +176,3 @@ def bos_bound(model: TriggerModel, weights: Tensor, outputs: Tensor, off: Tensor
     counter = counter_of(value_output)
     error, bos_error = float(outputs[off].abs().max()), float(outputs[:, 0].abs().max())
     return counter.least_bos_weight(error, bos_error)
-
-
-def write_maps(numbers: TriggerNumbers, caption: str, path: Path) -> None:
-    """Draw the maps of one model: a row for every layer; mean of every head on the left, standard deviation on the right.
-
-    Args:
-        path: its suffix decides the format.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    layers, heads = numbers.mean.shape[:2]
-    figure = Figure(figsize=(2.6 * 2 * heads + 0.6, 2.5 * layers + 0.5), layout="constrained", dpi=110)
-    figure.suptitle(caption, fontsize=9)
-    panels = figure.subplots(layers, 2 * heads, squeeze=False)
-    visible = np.tril(np.ones(numbers.mean.shape[2:], dtype=bool))
-    for name, maps, least, axes in (
-        ("mean", numbers.mean, 1.0, panels[:, :heads]), ("std", numbers.std, 0.0, panels[:, heads:]),
-    ):  # fmt: skip
-        shown = maps.cpu().numpy()
-        # Weights that are no probabilities may pass 1 or be negative; one scale for all heads, so that they can be compared.
-        largest = max(least, float(np.nanmax(np.abs(shown), initial=0.05)))
-        low = -largest if float(np.nanmin(shown, initial=0.0)) < 0 else 0.0
-        for (layer, head), panel in np.ndenumerate(axes):
-            cells = np.where(visible, shown[layer, head], np.nan)
-            image = panel.imshow(cells, cmap="RdBu" if low else "viridis", vmin=low, vmax=largest)
-            panel.set_title(name if layers * heads == 1 else f"{name}, layer {layer} head {head}", fontsize=8)
-            panel.tick_params(labelsize=6)
-            for axis in (panel.xaxis, panel.yaxis):
-                axis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-            panel.set_xlabel("key", fontsize=7)
-            panel.set_ylabel("query", fontsize=7)
-        figure.colorbar(image, ax=list(axes.flat), fraction=0.05).ax.tick_params(labelsize=6)
-    write_image(figure, path)

@@ -1,14 +1,12 @@
-"""The lab of trigger models: every operation with every seed trained on the trigger task, as records, rows and pictures."""
+"""The lab of trigger models: every operation with every seed trained on the trigger task, as records and rows."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -22,7 +20,7 @@ from sinklab.results.run import Result, Run
 from sinklab.results.table import finite, make_table, unpacked
 from sinklab.results.version import __version__
 from sinklab.studies.arguments import Output
-from sinklab.studies.trigger.evaluation import evaluate, write_maps
+from sinklab.studies.trigger.evaluation import evaluate
 from sinklab.studies.trigger.problem import Outcome, Training, TriggerProblem, obstacle, train
 
 AS_RELEASED: dict[str, dict[str, object]] = {"relu": {"uncounted": 1}}
@@ -32,12 +30,7 @@ Spec = str | Mapping[str, object] | Operation
 
 
 def as_released(spec: Spec) -> Operation:
-    """:meth:`~sinklab.registry.Registry.make`; a name alone is the operation as the paper's models have it.
-
-    Raises:
-        UnknownNameError: no such operation.
-        ConfigurationError: a setting that it does not have.
-    """
+    """The operation of a spec, checked; a name alone is the operation as the paper's models have it."""
     if isinstance(spec, Operation):
         return spec
     fields = operations.read(spec)
@@ -63,41 +56,29 @@ def label_of(operation: Operation) -> str:
 
 
 def run_lab(
-    problem: TriggerProblem, chosen: Sequence[Operation], seeds: Sequence[int], output: Output, *, samples: int, anyway: bool,
-    resume: bool,
-) -> Result:  # fmt: skip
-    """Train every operation with every seed and evaluate what was trained.
-
-    Raises:
-        SinklabError: see :func:`~sinklab.studies.trigger.trigger.trigger`; besides, an operation or a seed twice.
-    """
+    problem: TriggerProblem, chosen: Sequence[Operation], seeds: Sequence[int], output: Output, *, samples: int, resume: bool
+) -> Result:
+    """Train every operation with every seed and evaluate what was trained; an operation or a seed twice is refused."""
     by_label = {label_of(operation): operation for operation in chosen}
     _check_arguments(problem, [label_of(operation) for operation in chosen], seeds, samples)
     obstacles = {label: obstacle(operation, problem) for label, operation in by_label.items()}
-    reasons = {label: reason for label, reason in obstacles.items() if reason is not None}
-    hopeful = [label for label in by_label if label not in reasons]
-    cannot = [
-        {"operation": label, "reason": reason, "least_error": error} for label, (reason, error) in reasons.items() if not anyway
-    ]
-    if not (trained := list(by_label) if anyway else hopeful):
+    cannot = [{"operation": label, "reason": found[0], "least_error": found[1]} for label, found in obstacles.items() if found]
+    if not (trained := [label for label, found in obstacles.items() if not found]):
         why = "".join(
             f"operation {entry['operation']!r} cannot do the task: {entry['reason']}; every choice of maps is off by "
             f"{entry['least_error']:.3g} or more somewhere. "
             for entry in cannot
         )
-        raise ConfigurationError(f"{why}To train all the same, set `anyway`")
-    grid: dict[str, Sequence[object]] = {
-        "operation": hopeful, "anyway": list(reasons) if anyway else [], "seeds": list(seeds),
-    }  # fmt: skip
+        raise ConfigurationError(f"{why}Name another one")
     with Run(
         "trigger",
         **vars(output),
         resume=resume,
         settings=dataclasses.asdict(problem),
-        grid=grid,
-        grid_of=functools.partial(_grid_of, reasons),
+        grid={"operation": trained, "seeds": list(seeds)},
+        grid_of=_grid_of,
     ) as run:
-        records, rows, pictures = [], [], {}
+        records, rows = [], []
         jobs = list(itertools.product(trained, seeds))
         for number, (label, seed) in enumerate(jobs):
             run.progress("runs", number, len(jobs))
@@ -121,13 +102,7 @@ def run_lab(
             )
             rows.append({**ids, "metric": STEPS, "value": training.steps, "count": 1})
             rows += [{**ids, **row, "value": finite(row["value"]), "count": samples} for row in unpacked(numbers.rows())]
-            shape, steps = f"{problem.layers} × {problem.heads}", f"{training.steps:,} steps"
-            pictures[f"{name}.png"] = numbers, f"{label}, {shape}, seed {seed}: {training.outcome} after {steps}"
         run.progress("runs", len(jobs), len(jobs))
-
-        def draw(folder: Path) -> None:
-            for name, (numbers, caption) in pictures.items():
-                write_maps(numbers, caption, folder / name)
 
         return run.finish(
             table=make_table(
@@ -136,7 +111,6 @@ def run_lab(
             ),
             summary={"runs": records, "cannot": cannot},
             show=show,
-            files=draw,
             config={"learning_rate": problem.rate, "samples": samples},
             seeds=list(seeds),
             operations=[operation.to_dict() for operation in chosen],
@@ -158,15 +132,11 @@ def _check_arguments(problem: TriggerProblem, labels: Sequence[str], seeds: Sequ
             raise ConfigurationError(f"`{name}` has {twice[0]} twice; name it once")
 
 
-def _grid_of(hopeless: Collection[str], summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:
-    """What a result is of, by the option; ``hopeless`` are the labels of operations that cannot do the task."""
+def _grid_of(summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:
+    """What a result is of, by the option."""
     records = summary.get("runs", [])
-    labels = list(dict.fromkeys(record["operation"] for record in records))
-    return {
-        "operation": [label for label in labels if label not in hopeless],
-        "anyway": [label for label in labels if label in hopeless],
-        "seeds": list(dict.fromkeys(record["seed"] for record in records)),
-    }
+    fields = {"operation": "operation", "seeds": "seed"}
+    return {option: list(dict.fromkeys(record[field] for record in records)) for option, field in fields.items()}
 
 
 def _trained(run: Run, problem: TriggerProblem, operation: Operation, seed: int, name: str) -> Training:
@@ -219,4 +189,4 @@ def show(summary: Mapping[str, Any]) -> Iterator[Block]:
     yield Grid(["operation", "seed", "steps", *COLUMNS.values(), *(["heads that sink"] if several else [])], rows)
     for entry in summary["cannot"]:
         yield Say(f"{entry['operation']} was not trained: every choice of maps is off by {entry['least_error']:.3g} or more.")
-        yield Say(f"{entry['reason']} (--anyway trains it)", small=True)
+        yield Say(entry["reason"], small=True)
