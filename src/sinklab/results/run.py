@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import datetime
 import functools
@@ -30,7 +31,7 @@ from sinklab.results.folder import (
 )
 from sinklab.results.progress import Progress, notebook_bars, silent
 
-__all__ = ["STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
+__all__ = ["COMMAND", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 STORE = "store"
 """Folder of what a run has computed so far, beside its output directory until that is there."""
+
+
+COMMAND = contextvars.ContextVar("COMMAND", default="")
+"""The line that makes the run again, ``command`` in ``run.json``; empty where no line can."""
 
 
 def new_run_id() -> str:
@@ -319,6 +324,7 @@ class Run:
         about = {
             "run_id": self.id,
             "kind": self.kind,
+            "command": COMMAND.get() or None,
             "config": {**self.settings, **(config or {})},
             **record,
             "definitions": record.get("definitions") or definitions_of(table),

@@ -208,13 +208,7 @@ def calibrate(
     batch_size: int,
     progress: Progress,
 ) -> dict[str, Fit]:
-    """The fit of every attention module, by least squares over all queries that see all sinks and stand on none.
-
-    Args:
-        samples: without padding, all of one length.
-        shapes: of the modules, with where queries stand before rotation.
-        positions: of the sinks.
-    """
+    """The fit of every attention module, by least squares over all queries that see all sinks and stand on none."""
     sums = {name: _Sums() for name in shapes}
 
     def take(name: str, *parts: Tensor) -> None:

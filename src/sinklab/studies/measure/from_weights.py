@@ -64,13 +64,11 @@ class MeasuredWeights:
     shape: tuple[int, int, int, int, int]
 
     def __repr__(self) -> str:
-        layers, samples, heads, queries, keys = self.shape
+        names = ("layer", "sample", "head", "query", "key")
+        read = ", ".join(counted(number, noun) for number, noun in zip(self.shape, names, strict=True))
         main = self.sinks.main
         sinks = f"sink at {main.describe()}, {main.sinking} of {counted(len(self.sinks.heads), 'head')}" if main else "no sink"
-        counts = {"layer": layers, "sample": samples, "head": heads}
-        read = ", ".join(counted(number, noun) for noun, number in counts.items())
-        read += f", {'1 query' if queries == 1 else f'{queries:,} queries'}, {counted(keys, 'key')}"
-        return f"MeasuredWeights({read}; {sinks})"
+        return f"MeasuredWeights({read.replace('querys', 'queries')}; {sinks})"
 
 
 def from_weights(
