@@ -264,7 +264,6 @@ GIVEN = {"cache": CACHE, "causes": CAUSES}
         ("trigger", ["--operation", "sofmax"], "no operation is called 'sofmax'. Did you mean 'softmax'?"),
         ("trigger", ["--operation", "relu:counted=1"], "operation 'relu' has no setting 'counted'"),
         ("trigger", ["--operation", ","], "0 operations, 3 seeds and 1,000 samples"),
-        ("trigger", ["--resume"], "--resume is about an output directory; give one with --out"),
         ("trigger", ["--operation", "sigmoid"], "operation 'sigmoid' cannot do the task: each weight depends on its own score"),
         ("trigger", ["--no-bos", "--operation", "softmax"], "without BOS there is no token that could carry nothing"),
     ],
