@@ -130,12 +130,10 @@ def _heads_of(index: int, name: str, audit: Audit, view: View) -> dict[str, Any]
 def _numbers(audit: Audit, view: View) -> dict[str, object]:
     """Row to number, in the order of the table; ``None`` where it was not measured."""
     found, numbers = audit.found, view.numbers
-    corpus, revision = _text(audit)
     loss = found.loss if view.part in ("", "decoder") else None
     null, gate = numbers.mean_of_heads("null_mass", "null_mass"), numbers.mean_of_heads("null_mass", "output_gain")
     return {
         "model": found.model,
-        "revision of the model": _short(found.revision) if found.revision else None,
         "dtype": audit.run.get("dtype"),
         "operation": f"{found.operation} ({found.tier})" if found.tier else found.operation,
         f"loss ({loss_unit(found)})": loss,
@@ -154,8 +152,7 @@ def _numbers(audit: Audit, view: View) -> dict[str, object]:
         },
         **_of_conditions(audit, view),
         **{f"setting: {name}": _setting(audit, name) for name in _SETTINGS},
-        "setting: corpus": corpus,
-        "setting: revision of the corpus": f"{_short(revision):.40}",  # of versions of packages, the first: cells are numbers
+        "setting: corpus": _text(audit)[0],
     }
 
 
