@@ -147,7 +147,9 @@ def test_the_table_names_what_was_changed():
     ]
     with torch.no_grad(), attend(model, [SinkRate()], edits) as session:
         model(input_ids=IDS)
-    assert set(session.table()["intervention"]) == {'hide_key:heads={"0": [0], "1": []},place=0,spare=2; zero_value:heads={"1": [0]}'}
+    assert set(session.table()["intervention"]) == {
+        'hide_key:heads={"0": [0], "1": []},place=0,spare=2; zero_value:heads={"1": [0]}'
+    }
     assert set(session.table(intervention="mine")["intervention"]) == {"mine"}
     for unchanged in ([], edits[2:]):
         with torch.no_grad(), attend(model, [SinkRate()], unchanged) as session:
