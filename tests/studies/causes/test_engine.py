@@ -365,18 +365,6 @@ def test_losses_of_texts_that_are_not_finite_are_refused():
 
 
 @pytest.mark.slow
-def test_equals_the_oracle_on_the_embedded_model():
-    from sinklab.models.loading import load_model
-
-    model = load_model("embedded:softmax").model
-    samples = texts(4, 64, 2048)
-    variants, heads = usual(samples), heads_of(list(range(6)), 2)
-    found = measure_effects(model, samples, NextToken(), variants, heads)
-    assert_equal(found, one_by_one(model, samples, NextToken(), variants, heads))
-    assert list(found.record.values()) == [REPLAYED] * 6
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("entry", FAMILIES, ids=lambda entry: entry.id)
 def test_equals_the_oracle_on_every_family_of_the_zoo(entry):
     model, tokens = build(entry), texts().inputs["input_ids"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -13,33 +14,67 @@ from sinklab.attention.intervention import Place
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
-from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
-from sinklab.sinks import Head, Sinks
+from sinklab.sinks import Sinks
 from sinklab.sinks.finder import SinkFinder
 from sinklab.studies.causes import experiment
-from sinklab.studies.causes.found import Condition, Location, Strong
 from sinklab.studies.causes.readout import NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
-AT_PLACE = Metric(
-    "weight_at_place",
-    "fraction",
-    "Mean share of a row on the place that the sink has in the texts as they are, over the queries that see it and do not "
-    "stand on it.",
-    range=FRACTION,
-)
-AT_FIRST_TOKEN = Metric(
-    "weight_at_first_token",
-    "fraction",
-    "Mean share of a row on the first token, where it now stands, over the queries that see it and do not stand on it.",
-    range=FRACTION,
-)
-STRONG_POSITION = Metric(
-    "strong_position",
-    "fraction",
-    "Mean share of a row on a position, over the queries that see it and do not stand on it, of the head that gives it most.",
-    range=FRACTION,
-)
+Number: TypeAlias = float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Strong:
+    """A key position, the head that gives it most, and its mean share of a row (over the queries that see the key, not it)."""
+
+    weight: float
+    head: str
+    position: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """What was changed, and where the attention went.
+
+    Attributes:
+        name: ``as it is``; ``hidden``, the sink hidden from all heads; ``removed``, the first token taken away;
+            ``duplicated``, the first token twice; ``replaced``, a random token in its stead; ``moved``, the first token at a
+            later position, those before it one earlier; ``random prefix``, random tokens in front.
+        first_token_at: where the first token of the texts now stands; ``None`` if nowhere.
+        at_place, at_first_token: by head, mean share on the place that the sink has in the texts as they are, and on the first
+            token, where it now stands; ``None`` where half of the queries do not see it.
+        strongest: the position that a head gives most.
+        loss: change over texts, on the ``scored`` targets that both conditions have; ``None`` for the texts as they are.
+    """
+
+    name: str
+    first_token_at: int | None
+    at_place: list[Number]
+    at_first_token: list[Number]
+    strongest: Strong | None
+    loss: Interval | None
+    scored: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """Where the sink goes when it is hidden or its token moved; the texts as they are first.
+
+    Attributes:
+        head: the one that gives the sink most; ``heads`` are in the order of all shares.
+        left_out: conditions that these samples cannot have, and why.
+        follows: what the sink of ``head`` went with when the first token was moved, half of its share or more: ``token``,
+            ``position``, ``both``, ``neither``; ``None`` where it has no sink at position 0, or nothing moved.
+    """
+
+    place: int | str | list[int]
+    head: str
+    heads: list[str]
+    conditions: dict[str, Condition]
+    left_out: dict[str, str]
+    texts: int
+    unit: str
+    follows: str | None
 
 
 def location(
@@ -139,27 +174,6 @@ def _follows(conditions: Mapping[str, Condition], head: int, place: Place, thres
         return None
     token, position = (2 * (share[head] or 0.0) >= whole for share in (moved.at_first_token, moved.at_place))
     return "both" if token and position else "token" if token else "position" if position else "neither"
-
-
-def rows(found: Location, heads: Mapping[str, Head]) -> Iterator[Row]:
-    """Rows of the long table; ``heads`` by their names."""
-    for condition in found.conditions.values():
-        common: Coordinates = {"probe": "causes_location", "count": found.texts, "intervention": f"sink: {condition.name}"}
-        cells: list[tuple[Metric, str, float | None, Coordinates]] = [
-            (metric, name, share, {})
-            for metric, shares in ((AT_PLACE, condition.at_place), (AT_FIRST_TOKEN, condition.at_first_token))
-            for name, share in zip(found.heads, shares, strict=True)
-        ]
-        if (one := condition.strongest) is not None:
-            cells.append((STRONG_POSITION, one.head, one.weight, {"key_position": one.position}))
-        for metric, name, value, at in cells:
-            if value is not None:
-                head = heads[name]
-                where: Coordinates = {**common, **at, "module": head.module, "layer": head.layer, "head": head.head}
-                yield {**where, "metric": metric, "value": value}
-        of_loss = experiment.LOSS_CHANGE.of(found.unit)
-        for bound, end in ({} if condition.loss is None else condition.loss.to_dict()).items():
-            yield {**common, "metric": of_loss if bound == "mean" else of_loss.bound(bound), "value": end}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,10 +63,6 @@ class Resumable:
         """The edits."""
         return [variant.name for variant in self.variants]
 
-    def forget(self) -> None:
-        """Free the memory of what the unedited model gave, which is run again when it is needed."""
-        self._engine.forget()
-
     def of_heads(self, heads: Sequence[Head]) -> Effects:
         """Effects of all variants on some heads, a few at a time."""
         modules = list(dict.fromkeys(head.module for head in heads))
