@@ -48,14 +48,14 @@ from sinklab.results.store import Store
 from sinklab.results.table import read_run, read_table
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes import measurement as causes_measure
+from sinklab.studies.causes.domains import Texts, texts_of
 from sinklab.studies.causes.effects import HeadEdit, make_variants, one_by_one
 from sinklab.studies.causes.engine import Engine, measure_effects
 from sinklab.studies.causes.labels import label_heads
+from sinklab.studies.causes.measurement import Resumable
 from sinklab.studies.causes.readout import ClassLogits, NextToken
 from sinklab.studies.causes.request import Request
-from sinklab.studies.causes.resumable import Resumable
 from sinklab.studies.causes.samples import Samples, token_samples
-from sinklab.studies.causes.texts import Texts, texts_of
 
 QUICK = {"domains": ["random_tokens"], "texts": 11, "seq_len": 24, "sink": 0}
 """Random weights have no sink, so a place is named; eleven texts are enough for the hypotheses of four heads on two domains."""

@@ -22,9 +22,8 @@ from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.sinks import Head, find_sinks
 from sinklab.studies.causes import engine
-from sinklab.studies.causes.effects import HeadEdit, one_by_one
+from sinklab.studies.causes.effects import HeadEdit, change, of_all, one_by_one, text_losses
 from sinklab.studies.causes.engine import REPLAYED, measure_effects
-from sinklab.studies.causes.experiment import change, of_all, text_losses
 from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 from sinklab.testing import tiny_models

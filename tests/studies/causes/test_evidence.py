@@ -15,7 +15,7 @@ from sinklab.interventions.zero_head import ZeroHead
 from sinklab.results.intervals import mean_over_items
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import Effects, HeadEdit, HeadGroup, one_by_one
-from sinklab.studies.causes.evidence import (
+from sinklab.studies.causes.labels import (
     SILENCED,
     Evidence,
     benjamini_hochberg,

@@ -17,8 +17,7 @@ from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.registry import operations
 from sinklab.studies.theory.trigger_bounds import TriggerHeads, trigger_batch
 from sinklab.studies.trigger import lab
-from sinklab.studies.trigger.evaluation import evaluate
-from sinklab.studies.trigger.lab import as_released, label_of
+from sinklab.studies.trigger.lab import as_released, evaluate, label_of
 from sinklab.studies.trigger.problem import TriggerModel, TriggerProblem, divisor_quotient, full_rows, obstacle, train
 from sinklab.studies.trigger.trigger import trigger
 

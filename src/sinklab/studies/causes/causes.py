@@ -85,8 +85,8 @@ def find_causes(
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
     from sinklab.studies.causes import SECTION
+    from sinklab.studies.causes.domains import Texts, default_texts
     from sinklab.studies.causes.measurement import examine, facts_of
-    from sinklab.studies.causes.texts import Texts, default_texts
     from sinklab.studies.measure.probing import uses_bos
 
     if (samples is None) != (readout is None):

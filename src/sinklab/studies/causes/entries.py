@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 from sinklab.errors import ConfigurationError
 from sinklab.results.metric import VALUE_RATIO, Row
 from sinklab.sinks import Head, Sinks
-from sinklab.studies.causes.effects import Effects, HeadGroup
-from sinklab.studies.causes.experiment import LOSS_CHANGE, SINK_SHARE, number
+from sinklab.studies.causes.effects import LOSS_CHANGE, SINK_SHARE, Effects, HeadGroup, number
 from sinklab.studies.causes.found import ExaminedGroup, ExaminedHead, FoundSink, SharedKeys
 from sinklab.studies.causes.labels import HeadLabel
 from sinklab.studies.causes.request import ChosenHeads, Pair

@@ -16,7 +16,7 @@ from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
 from sinklab.sinks import Sinks
 from sinklab.sinks.finder import SinkFinder
-from sinklab.studies.causes import experiment
+from sinklab.studies.causes.effects import Edits, change, no_edits, number, of_all, runs
 from sinklab.studies.causes.readout import NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
@@ -117,7 +117,7 @@ def location(
         )
     seq_len = samples.domains.shape[1]
     as_it_is = _Text("as it is", samples, torch.arange(seq_len))
-    texts = [as_it_is, dataclasses.replace(as_it_is, name="hidden", edits=experiment.of_all(HideKey(place=place)))]
+    texts = [as_it_is, dataclasses.replace(as_it_is, name="hidden", edits=of_all(HideKey(place=place)))]
     reason = _why_not(samples, readout)
     left_out: dict[str, str] = {}
     if reason is None:
@@ -141,11 +141,11 @@ def location(
         else:
             before, after = text.pairs(clean, new)
             scored = int((~before.isnan()).sum())
-            loss = experiment.change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
+            loss = change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
         tokens = text.samples.inputs.get("input_ids")
         front = 0 if tokens is None else max(0, shares.shape[1] - tokens.shape[1])  # learned tokens, which have no ids
         first = int(text.kept[0]) + front if text.kept[0] >= 0 else None
-        at_place = list(map(experiment.number, null)) if isinstance(place, str) else _at(shares, place)
+        at_place = list(map(number, null)) if isinstance(place, str) else _at(shares, place)
         at_first = _at(shares, [] if first is None else first)
         conditions[text.name] = Condition(text.name, first, at_place, at_first, _strongest(shares, heads), loss, scored)
     given = [-1.0 if share is None else share for share in conditions["as it is"].at_place]
@@ -157,13 +157,13 @@ def location(
 def _at(shares: np.ndarray, place: object) -> list[float | None]:
     """Mean share on positions, by head; ``None`` where half of the queries do not see them."""
     positions = [position for position in torch.as_tensor(place).long().flatten().tolist() if position < shares.shape[1]]
-    return [experiment.number(row.mean()) if len(row) else None for row in shares[:, positions]]
+    return [number(row.mean()) if len(row) else None for row in shares[:, positions]]
 
 
 def _strongest(shares: np.ndarray, heads: Sequence[str]) -> Strong | None:
     """The position that a head gives most, and the head; ``None`` where none is given anything."""
     head, position = np.unravel_index(np.nan_to_num(shares).argmax(), shares.shape)
-    weight = experiment.number(shares[head, position])
+    weight = number(shares[head, position])
     return Strong(weight, heads[int(head)], int(position)) if weight else None
 
 
@@ -183,15 +183,13 @@ class _Text:
     name: str
     samples: Samples
     kept: Tensor
-    edits: experiment.Edits = experiment.no_edits
+    edits: Edits = no_edits
 
     def run(self, model: nn.Module, readout: Readout, batch_size: int) -> tuple[Tensor, SinkFinder]:
         """Losses ``(samples, seq_len)``, and the attention that positions get."""
         finder = SinkFinder()
-        runs = experiment.runs(
-            model, self.samples, readout, self.edits, probes=lambda start, stop: [finder], batch_size=batch_size
-        )
-        return torch.cat([run.losses for run in runs]), finder
+        batches = runs(model, self.samples, readout, self.edits, probes=lambda start, stop: [finder], batch_size=batch_size)
+        return torch.cat([run.losses for run in batches]), finder
 
     def pairs(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """Losses ``(samples, n)`` of the targets that follow the same token in both."""
