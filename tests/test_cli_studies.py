@@ -44,16 +44,6 @@ def test_prints_what_to_use_and_then_a_table(checkpoint, tmp_path):
     assert summary["recommendation"] in page
 
 
-def test_json_is_the_summary_and_nothing_else(checkpoint, tmp_path):
-    out = tmp_path / "out"
-    result = run("cache", checkpoint, *CACHE, *NAMES, "--json", "--out", out)
-    summary = json.loads(result.stdout)
-    assert summary == read_run(out, "summary.json")
-    wanted = {"policy", "num_sinks", "window", "loss", "tokens_per_second", "bytes_held"}
-    assert all(wanted <= entry.keys() for entry in summary["policies"])
-    assert isinstance(summary["recommendation"], str)
-
-
 def test_all_policies_by_default_over_a_file(checkpoint, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     options = ["--text", tmp_path / "text.txt", "--tokens", 48, "--documents", 1, "--window", "12,20", "--sinks", "0,2"]
@@ -96,7 +86,7 @@ def test_table_and_files(checkpoint, tmp_path):
     assert {path.name for path in out.iterdir()} == {"report.html", "summary.json", "table.parquet", "run.json"}
     card = run("card", out).stdout
     assert first in card
-    assert f"sinklab causes {checkpoint} --sink=0 --texts=10 --seq-len=16 --domains=random_tokens\n" in card
+    assert f"sinklab causes {checkpoint} --sink=0 --corpus=random_tokens --texts=10 --seq-len=16\n" in card
     before = (out / "report.html").read_bytes()
     assert run("report", out).stdout.strip() == str(out / "report.html")
     assert (out / "report.html").read_bytes() == before
@@ -274,7 +264,6 @@ GIVEN = {"cache": CACHE, "causes": CAUSES}
         ("trigger", ["--operation", "sofmax"], "no operation is called 'sofmax'. Did you mean 'softmax'?"),
         ("trigger", ["--operation", "relu:counted=1"], "operation 'relu' has no setting 'counted'"),
         ("trigger", ["--operation", ","], "0 operations, 3 seeds and 1,000 samples"),
-        ("trigger", ["--resume"], "--resume is about an output directory; give one with --out"),
         ("trigger", ["--operation", "sigmoid"], "operation 'sigmoid' cannot do the task: each weight depends on its own score"),
         ("trigger", ["--no-bos", "--operation", "softmax"], "without BOS there is no token that could carry nothing"),
     ],

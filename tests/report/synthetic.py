@@ -23,24 +23,9 @@ from sinklab.studies.audit.found import AuditFound, Condition, Place, Places, Si
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 WORDS = [
-    "def",
-    " read",
-    "(",
-    "path",
-    ")",
-    ":",
-    "\n",
-    "    ",
-    "return",
-    " json",
-    ".",
-    "load",
-    "s",
-    " if",
-    " not",
-    " None",
-    " self",
-]
+    "def", " read", "(", "path", ")", ":", "\n", "    ", "return", " json", ".", "load",
+    "s", " if", " not", " None", " self",
+]  # fmt: skip
 
 
 class TableMaker:
@@ -265,16 +250,6 @@ def write_audit(
                     norm[:, place] = first
                 at = {"layer": layer, "head": np.arange(kv_heads)[:, None], "key_position": np.arange(small)[None, :]}
                 table.add(probe, probe, "norm", norm, module=f"model.layers.{layer}.self_attn", **at)
-    if wanted("query_key_angle"):
-        cosine = rng.normal(-0.15, 0.05, (layers, heads, small))
-        product = rng.normal(230, 20, (layers, heads, small))
-        if place < small:
-            cosine[..., place] = np.where(strength > 2, 0.5, -0.1)
-            product[..., place] = 60
-        for metric, unit, values in (("cosine", "cosine", cosine), ("norm_product", "norm", product)):
-            for layer in range(layers):
-                at = {"layer": layer, "head": head_axis[:, None], "key_position": np.arange(small)[None, :]}
-                table.add("query_key_angle", metric, unit, values[layer], module=f"model.layers.{layer}.self_attn", **at)
     if wanted("score_gap"):
         per_head("score_gap", "sink_score", "score", strength - 1)
         per_head("score_gap", "other_score", "score", np.full((layers, heads), -1.5))
@@ -325,7 +300,7 @@ def write_audit(
         sinks.append(a_place(place, text=sink_token, rate=float(rate[..., place].mean()), heads=by_head, sinking=len(by_head)))
     found = AuditFound(
         **sinks_found(sinks, layers * heads), summary_version=1, model=name, revision=None, operation=operation, loss=3.2134,
-        loss_kind="next token", loss_definition="cross-entropy of the next token", bits_per_byte=None, reading=None,
+        loss_kind="next token", loss_definition="cross-entropy of the next token", bits_per_byte=None,
         warnings=[], samples_definition=None, normalized=True, corpus=corpus, bos=1, bos_name="BOS", kind="text",
         seq_len=seq_len, samples=samples, threshold=0.3, off_seam_modules=[], layers_without_attention={}, tier=None,
         not_measured={},

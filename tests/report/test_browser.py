@@ -266,13 +266,12 @@ def test_the_policy_stops_what_escaping_would_miss(browser: Any, folder: Path, t
 
 
 def test_missing_parts_are_said(browser: Any, tmp_path: Path) -> None:
-    omit = {"sink_rate", "attention_received", "hidden_norm", "query_key_angle"}
+    omit = {"sink_rate", "attention_received", "hidden_norm"}
     visit = Visit(browser, write_report(write_audit(tmp_path / "a", layers=2, seq_len=16, omit=omit, maps=False)))
     for selector, words in (
         ("#grid-tools", "The sink rate was not measured per head"),
         ("#panel", "No attention maps were recorded"),
         ("#curve", "Not measured in this audit"),
-        ("#angle", "were not compared"),
         ("#profile", "was not measured per position"),
     ):
         assert words in visit.page.text_content(selector), selector

@@ -109,20 +109,6 @@ def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> Non
     assert "These audits differ in threshold and seq_len: their rates are not comparable as they stand." in text
 
 
-def test_a_bos_that_one_tokenizer_added_and_the_other_did_not_is_a_difference(folders: list[Path], tmp_path: Path) -> None:
-    """Both were asked for what the tokenizer does: what it did is what compares."""
-    config = read_run(folders[0])["config"] | {"bos": "auto"}
-    audits = [
-        write_audit(
-            tmp_path / name, model=name, summary={"loss": 3.0, "bits_per_byte": 1.25},
-            run={"config": config | {"bos_tokens_per_sample": count}, "token_sha256": f"{count}a" * 32},
-        )
-        for count, name in enumerate("ab")
-    ]  # fmt: skip
-    assert "These audits differ in bos" in Comparison(audits).warning
-    assert list(Comparison(audits).table.loc["setting: bos"]) == ["none", "in front"]
-
-
 def test_numbers_of_two_definitions_are_said_not_to_compare(tmp_path: Path) -> None:
     versions = {"a": (1, 1), "b": (2, 1)}
     audits = [
@@ -149,22 +135,6 @@ def test_other_texts_are_said_whatever_they_are_called(folders: list[Path], tmp_
     assert "text.txt (sha256-01234567) and text.txt (sha256-ba987654)" in warning
     assert warning in Comparison([a, b]).write(tmp_path / "compare.html").read_text(encoding="utf-8")
     assert Comparison([a, a]).warning == ""
-
-
-def test_one_file_that_was_read_in_two_ways_is_two_texts(tmp_path: Path) -> None:
-    """Line by line, and from anywhere on; by another column of a dataset."""
-    corpus = {"name": "x.txt", "kind": "text_file", "settings": {"name": "/data/me/x.txt"}, "revision": "sha256-0123456789"}
-    lines = {**corpus, "kind": "records", "settings": {"name": "records", "path": "/data/me/x.txt"}}
-    column = {**corpus, "kind": "hub_dataset", "settings": {"name": "/data/me/x.txt", "text_column": "other"}}
-    config = {"config": {"corpus": "x.txt"}}
-    audits = [
-        write_audit(tmp_path / name, model=name, layers=2, run={"corpus": read, **config})
-        for name, read in (("file", corpus), ("lines", lines), ("column", column))
-    ]
-    names = ["x.txt", "x.txt as records", 'x.txt as hub_dataset:text_column="other"']
-    assert list(Comparison(audits).table.loc["setting: corpus"]) == names
-    assert "These audits read different texts: x.txt (sha256-01234567) and x.txt as records" in Comparison(audits[:2]).warning
-    assert Comparison([audits[0], audits[0]]).warning == ""
 
 
 def test_losses_of_other_tokenizers_compare_per_byte(tmp_path: Path) -> None:

@@ -322,10 +322,3 @@ def test_a_model_in_memory_is_not_what_it_is_asked_to_be(loaded, option, value):
     if option == "dtype":
         with pytest.raises(ConfigurationError, match="`device_map` auto has no effect on a model in memory"):
             sinklab.measure(loaded, probes=["entropy"], **quick, device_map="auto")
-
-
-def test_a_tokenizer_is_for_a_model_that_is_handed_over(loaded):
-    with pytest.raises(ConfigurationError, match="`tokenizer` has no effect on a model that is loaded with its own"):
-        sinklab.show(loaded, TEXT[:60], tokenizer=make_tokenizer())
-    with pytest.raises(InputError, match=r"^SinkLM comes without a tokenizer to read a text with; give one with `tokenizer`$"):
-        sinklab.show(loaded.model, TEXT[:60])

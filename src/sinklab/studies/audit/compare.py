@@ -14,11 +14,11 @@ from sinklab.errors import ConfigurationError
 from sinklab.registry import spelled
 from sinklab.report.maps import round_matrix
 from sinklab.report.page import render
-from sinklab.results.blocks import Bar, Grid, display_token, names, number, percent
+from sinklab.results.blocks import Grid, display_token, names, number, percent
 from sinklab.results.file import write_file
 from sinklab.results.html import html
 from sinklab.studies.audit.found import bos_words, condition_name, loss_unit
-from sinklab.studies.audit.page import DEFINITIONS, LOOKS, Audit, View, head_rates, layer_figures, look_of, read_audit
+from sinklab.studies.audit.page import DEFINITIONS, Audit, View, head_rates, layer_figures, look_of, read_audit
 
 _PERCENT = " (%)"
 """Rows whose name ends so are percentages."""
@@ -43,12 +43,9 @@ Column = tuple[str, Audit, View]
 class Comparison:
     """What two or more audits found, side by side; of an encoder–decoder each part by itself, since it has sinks of its own.
 
-    Args:
-        folders: output directories of audits.
-
     Attributes:
-        table: of objects, ``float``, ``int``, ``str``, or ``None`` for what was not measured: one column per audit, called as
-            its model, with the folder's name where two are alike; one row per number, whose unit its name says: ``(%)``.
+        table: of objects, ``None`` for what was not measured: a column per audit, called as its model, with the folder's name
+            where two are alike; a row per number, whose unit its name says: ``(%)``.
         findings: the finding of every column in a sentence, its name in front.
         warning: what keeps the audits from being compared: other texts, settings, or definitions; empty if nothing does.
 
@@ -75,27 +72,20 @@ class Comparison:
 
     def as_text(self) -> pd.DataFrame:
         """The table as text: three significant digits, percentages with one or two decimals, an en dash for ``None``."""
-        rows = self.table.index
-        return pd.DataFrame(
-            {name: [_write(row, value) for row, value in self.table[name].items()] for name in self.table.columns}, index=rows
-        )
+        cells = {name: [_write(row, value) for row, value in column.items()] for name, column in self.table.items()}
+        return pd.DataFrame(cells, index=self.table.index)
 
     def write(self, path: Path, *, overwrite: bool = False) -> Path:
-        """Write one HTML page, whole or not at all, and without a need for any network; its path is given back.
-
-        Raises:
-            InputError: what is at the path is not replaced (:func:`~sinklab.results.file.check_file`).
-        """
+        """Write one HTML page, whole or not at all, and without a need for any network; its path is given back."""
         path, columns, table = Path(path), self._columns, self.as_text()
         headings = ["", *table.columns]
         context = {
             "names": list(table.columns),
-            "looks": [look_of(index) for index in range(LOOKS)],
+            "looks": [look_of(index) for index in range(len(columns))],
             "count": len(self._audits),  # an encoder–decoder has a column for each part, and is one audit
             "sentences": self.findings,
             "warning": self.warning,
             "numbers": html([Grid(headings, [[row, *table.loc[row]] for row in table.index])]),
-            "conditions": html([Grid(headings, _conditions(columns))]),
         }
         data = {
             "page": "compare",
@@ -213,17 +203,6 @@ def _write(row: str, value: Any) -> str:
     if value is not None and row.endswith(_PERCENT):
         return percent(value)
     return number(float(value), 4) if row.startswith("loss") and value is not None else number(value)
-
-
-def _conditions(columns: Sequence[Column]) -> list[list[Any]]:
-    """Sink rate at the first position under each condition, a row each."""
-    rows: dict[str, list[Any]] = {}
-    for index, (_, audit, view) in enumerate(columns):
-        for condition in view.found.conditions:
-            name = condition_name(condition.corpus, condition.bos, audit.found)
-            rate = condition.sink_rate_gu2024
-            rows.setdefault(name, [None] * len(columns))[index] = Bar(percent(rate), rate / 100)
-    return [[name, *cells] for name, cells in rows.items()]
 
 
 def _setting(audit: Audit, name: str) -> str | None:

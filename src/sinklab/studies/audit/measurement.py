@@ -60,14 +60,7 @@ LEAST_OTHERS, SHARE_OF_OTHERS = 10, 4
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Audited:
-    """What was measured.
-
-    Attributes:
-        summary: for ``summary.json``.
-        table: the long table of all conditions and sections.
-        record: entries of ``run.json`` besides the settings.
-        maps: attention maps of the first samples, and what else ``maps.safetensors`` says of them; empty where there are none.
-    """
+    """What stands in ``summary.json``, in the table, in ``run.json`` besides the settings, and in ``maps.safetensors``."""
 
     summary: dict[str, Any]
     table: pd.DataFrame
@@ -94,11 +87,8 @@ def measure_audit(
     """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`.
 
     Once the main condition is measured, an interruption ends the rest, and what there is by then is reported.
-
-    Args:
-        include: name of a section (:func:`~sinklab.results.sections.sections`) to whether it was asked for.
-        least_others: samples of every condition besides the main one, at least.
-        say: is given the sink in a sentence as soon as it is known.
+    ``least_others`` are
+    samples of every condition besides it; ``say`` is given the sink in a sentence as soon as it is known.
     """
     main_bos = uses_bos(loaded.encoder, bos)
     missing = not_measured(loaded.model)
@@ -204,11 +194,7 @@ class _Measuring:
     def measure(
         self, source: Corpus, bos: bool, drawn: Samples, names: Sequence[str], guessed: Mapping[Part, Sinks] | None = None
     ) -> _Pass:
-        """Show the samples to the probes of these names and find the sink.
-
-        Args:
-            guessed: what probes of the sink, and what every head gives to it, are about; neither is measured without it.
-        """
+        """Show the samples to the probes of these names and find the sink."""
         loaded, guesses = self.loaded, guessed or {}
         probes = [make_probe(name, self.threshold) for name in names]
         finders = {part: _finder(self.threshold, part, drawn) for part in self._parts}
@@ -244,18 +230,11 @@ class _Measuring:
                 session, sinks[part] = self._look_again(probes, sinks[part], part, drawn)
                 tables.append(self._table(session, source, bos))
         condition = Measured(
-            source.label,
-            bos,
-            probed.loss,
-            probed.losses,
-            tables[0],
-            drawn.sha256,
-            samples=len(drawn),
-            sinks=sinks,
+            source.label, bos, probed.loss, probed.losses, tables[0], drawn.sha256, samples=len(drawn), sinks=sinks,
             candidates={part: finder.candidates_by_module for part, finder in finders.items()},
             windowed={part: finder.windowed() for part, finder in finders.items()},
             longest={part: finder.longest_sample for part, finder in finders.items()},
-        )
+        )  # fmt: skip
         return _Pass(condition, tables, probed.session, probes)
 
     def measure_main(

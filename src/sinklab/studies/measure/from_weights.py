@@ -51,12 +51,11 @@ _HINTS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredWeights:
-    """What was measured of given weights.
+    """What was measured of given weights: the long table, whose column ``tier`` is :data:`TIER`, and where the sinks are.
 
-    Attributes:
-        table: the long table (:data:`sinklab.results.table.COLUMNS`), column ``tier`` being :data:`TIER`.
-        sinks: where the sinks are, and what every head gives to the main one; value ratios are not known.
-        shape: layers, samples, heads of a layer (the most), queries, keys: how the array was read.
+    ``sinks`` has what every head gives to the main one; value ratios are not known. ``shape`` says how the array was read:
+    layers,
+    samples, heads of a layer (the most), queries, keys.
     """
 
     table: pd.DataFrame
@@ -64,13 +63,11 @@ class MeasuredWeights:
     shape: tuple[int, int, int, int, int]
 
     def __repr__(self) -> str:
-        layers, samples, heads, queries, keys = self.shape
+        names = ("layer", "sample", "head", "query", "key")
+        read = ", ".join(counted(number, noun) for number, noun in zip(self.shape, names, strict=True))
         main = self.sinks.main
         sinks = f"sink at {main.describe()}, {main.sinking} of {counted(len(self.sinks.heads), 'head')}" if main else "no sink"
-        counts = {"layer": layers, "sample": samples, "head": heads}
-        read = ", ".join(counted(number, noun) for noun, number in counts.items())
-        read += f", {'1 query' if queries == 1 else f'{queries:,} queries'}, {counted(keys, 'key')}"
-        return f"MeasuredWeights({read}; {sinks})"
+        return f"MeasuredWeights({read.replace('querys', 'queries')}; {sinks})"
 
 
 def from_weights(

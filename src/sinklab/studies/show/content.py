@@ -43,12 +43,7 @@ class OnePicture(Corpus):
 
 
 def samples_of(loaded: LoadedModel, content: str | Path | Image, target: str | None, seq_len: int) -> tuple[Samples, list[str]]:
-    """What was given as one sample, and a sentence where a text was cut.
-
-    Raises:
-        InputError: the model reads something else, a picture cannot be read, or the tokenizer makes no token of a text.
-        ConfigurationError: a target for a model that has no decoder beside its encoder.
-    """
+    """What was given as one sample, and a sentence where a text was cut."""
     kind, two_sided = kind_of(loaded.model), is_two_sided(loaded.model)
     if kind == "audio":
         raise InputError(f"{type(loaded.model).__name__} reads sound, and show() has texts and pictures; `audit` measures it")

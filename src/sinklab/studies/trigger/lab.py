@@ -219,7 +219,7 @@ def label_of(operation: Operation) -> str:
 
 
 def run_lab(
-    problem: TriggerProblem, chosen: Sequence[Operation], seeds: Sequence[int], output: Output, *, samples: int, resume: bool
+    problem: TriggerProblem, chosen: Sequence[Operation], seeds: Sequence[int], output: Output, *, samples: int
 ) -> Result:
     """Train every operation with every seed and evaluate what was trained; an operation or a seed twice is refused."""
     by_label = {label_of(operation): operation for operation in chosen}
@@ -233,14 +233,7 @@ def run_lab(
             for entry in cannot
         )
         raise ConfigurationError(f"{why}Name another one")
-    with Run(
-        "trigger",
-        **vars(output),
-        resume=resume,
-        settings=dataclasses.asdict(problem),
-        grid={"operation": trained, "seeds": list(seeds)},
-        grid_of=_grid_of,
-    ) as run:
+    with Run("trigger", **vars(output), settings=dataclasses.asdict(problem)) as run:
         records, rows = [], []
         jobs = list(itertools.product(trained, seeds))
         for number, (label, seed) in enumerate(jobs):
@@ -295,13 +288,6 @@ def _check_arguments(problem: TriggerProblem, labels: Sequence[str], seeds: Sequ
             raise ConfigurationError(f"`{name}` has {twice[0]} twice; name it once")
 
 
-def _grid_of(summary: Mapping[str, Any]) -> dict[str, Sequence[object]]:
-    """What a result is of, by the option."""
-    records = summary.get("runs", [])
-    fields = {"operation": "operation", "seeds": "seed"}
-    return {option: list(dict.fromkeys(record[field] for record in records)) for option, field in fields.items()}
-
-
 def _trained(run: Run, problem: TriggerProblem, operation: Operation, seed: int, name: str) -> Training:
     """A model from the store of the run, or trained now and put there; it is there whole or not at all."""
 
@@ -311,7 +297,7 @@ def _trained(run: Run, problem: TriggerProblem, operation: Operation, seed: int,
     if run.out is None:
         return now()
     model = problem.build(operation, seed)
-    settings = {"operation": operation.to_dict(), "seed": seed}
+    settings = {**dataclasses.asdict(problem), "operation": operation.to_dict(), "seed": seed}
     stored = run.store.get(name, settings, __version__)
     if stored is not None:
         model.load_state_dict({key: torch.tensor(values) for key, values in stored.arrays.items()})

@@ -9,7 +9,6 @@ from sinklab.studies.arguments import (
     FreshSamples,
     Operations,
     Output,
-    Resume,
     Seeds,
     StepCap,
     StepSamples,
@@ -36,7 +35,6 @@ def trigger(
     tolerance: Tolerance = 5e-3,
     cap: StepCap = 50_000,
     samples: FreshSamples = 1000,
-    resume: Resume = False,
     output: Output = Output(),
 ) -> Result:
     """Train small models that must do nothing except at one token, and measure where their heads put their weight.
@@ -61,8 +59,7 @@ def trigger(
         table has the numbers by head and the attention maps.
 
     Raises:
-        ConfigurationError: nothing to train, an argument out of its range, no operation that can do the task, or a lab of other
-            settings to go on with.
+        ConfigurationError: nothing to train, an argument out of its range, or no operation that can do the task.
         InputError: the directory exists or cannot be made, or a stored model cannot be read.
         UnknownNameError: no such operation.
 
@@ -80,4 +77,4 @@ def trigger(
         target=target, bos=bos, batch=batch, learning_rate=learning_rate, cap=cap, tolerance=tolerance,
     )  # fmt: skip
     chosen = operations_of(operation)
-    return run_lab(problem, chosen, parse_seeds(seeds), output, samples=samples, resume=resume)
+    return run_lab(problem, chosen, parse_seeds(seeds), output, samples=samples)
