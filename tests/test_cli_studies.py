@@ -97,7 +97,7 @@ def test_json_is_the_summary(checkpoint):
     summary = json.loads(result.stdout)
     assert sorted((head["layer"], head["head"]) for head in summary["heads"]) == [(0, 1), (1, 0)]
     assert {
-        "heads", "counts", "sink", "texts", "level", "minimal_effect", "location",
+        "heads", "counts", "sink", "texts", "level", "minimal_effect",
         "notes",
     } <= set(summary)  # fmt: skip
     assert {"layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects"} <= set(summary["heads"][0])
