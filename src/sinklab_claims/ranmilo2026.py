@@ -9,7 +9,7 @@ import torch
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.theory.trigger_bounds import relu_solution, trigger_batch
-from sinklab.studies.trigger.evaluation import SINK
+from sinklab.studies.trigger.lab import SINK
 from sinklab.studies.trigger.trigger import trigger
 from sinklab_claims.contract.claim import Part, Scale
 from sinklab_claims.contract.effect import Extreme, Numbers, Trend, Value

@@ -21,7 +21,7 @@ from sinklab.studies.causes.request import ChosenHeads, parse_heads
 from sinklab.studies.causes.samples import token_samples
 
 EDITS = [HeadEdit("zero", (ZeroHead(),)), HeadEdit("resample", (ResampleHead(),))]
-QUICK = {"domains": ["random_tokens"], "texts": 11, "seq_len": 16, "sink": 0, "experiments": False}
+QUICK = {"domains": ["random_tokens"], "texts": 11, "seq_len": 16, "sink": 0}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def planted_pair(heads):
     samples = token_samples([("repeated", repeated(MANY, 0))])
     samples.domains[:, : HALF + 1] = -1
     model = PlantedLM(heads).eval()
-    options = {"batch_size": 144, "experiments": False, "heads": "all,0.0+0.1"}
+    options = {"batch_size": 144, "heads": "all,0.0+0.1"}
     return find_causes(model, samples=samples, readout=NextToken(), **options).summary
 
 
@@ -83,7 +83,7 @@ def test_heads_that_are_named_twice_are_one_group(llama):
 def test_two_dormant_heads_are_dormant_together():
     samples = token_samples([("repeated", repeated(MANY, 0))])
     found = find_causes(
-        PlantedLM([no_op(), no_op(), inert()]).eval(), samples=samples, readout=NextToken(), batch_size=144, experiments=False,
+        PlantedLM([no_op(), no_op(), inert()]).eval(), samples=samples, readout=NextToken(), batch_size=144,
         heads="all,0.0+0.1,0.0+0.2",
     ).summary  # fmt: skip
     assert [head["label"] for head in found["heads"]] == ["dormant", "dormant", "unneeded"]
@@ -153,7 +153,7 @@ def test_groups_from_the_line_to_the_page(checkpoint, tmp_path):
     assert [group["called"] for group in groups] == ["", "layer 0", "layer 1"]
     assert set(groups[0]) == {
         "name", "called", "members", "label", "domains", "needs_sink", "undecided", "sink_weight", "value_ratio",
-        "sink_weights", "value_ratios", "effects", "alone",
+        "effects", "alone",
     }  # fmt: skip
     effect = groups[0]["effects"]["hide"]["random_tokens"]
     table = read_table(tmp_path / "out" / "table.parquet")

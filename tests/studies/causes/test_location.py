@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 import transformers
-from tests.studies.causes.planted import PlantedAttention, PlantedHead, PlantedLayer, by_name, sinks_of
+from tests.studies.causes.planted import PlantedAttention, PlantedHead, PlantedLayer, sinks_of
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
-from sinklab.results.sections import to_json
-from sinklab.results.table import make_table
-from sinklab.studies.causes.location import location, rows
+from sinklab.studies.causes.location import location
 from sinklab.studies.causes.readout import MaskedToken, NextToken
 from sinklab.studies.causes.samples import Samples, token_samples
 from sinklab.testing import tiny_models
@@ -137,19 +133,14 @@ def test_the_null_score_is_a_place():
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_real_architectures_and_the_table(name):
+def test_shares_of_real_architectures_are_those_of_the_sinks(name):
     tokens = torch.randint(1, 50, (3, 12), generator=torch.Generator().manual_seed(1))
     tokens[:, 0] = 0
     model, samples = tiny_models()[name], token_samples([("words", tokens)])
     sink = sinks_of(model, samples, place=0)
     found = location(model, samples, sink, batch_size=2)
-    assert np.allclose(found.conditions["as it is"].at_place, sink.weights, rtol=0, atol=1e-12)
-    assert found.heads == [str(head) for head in sink.heads]
-    table = make_table(rows(found, by_name(sink)))
-    assert set(table["intervention"]) == {f"sink: {name}" for name in found.conditions}
-    assert {"weight_at_place", "weight_at_first_token", "strong_position", "loss_change_low"} <= set(table["metric"])
-    record = json.loads(json.dumps(to_json(found), allow_nan=False))
-    assert record["left_out"] == {}
+    assert np.allclose(found.conditions["as it is"].at_place, sink.weights, rtol=0, atol=1e-6)  # statistics are float32
+    assert (found.heads, found.left_out) == ([str(head) for head in sink.heads], {})
 
 
 def test_an_encoder_can_hide_its_sink_and_says_what_it_leaves_out():

@@ -17,8 +17,7 @@ from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.registry import operations
 from sinklab.studies.theory.trigger_bounds import TriggerHeads, trigger_batch
 from sinklab.studies.trigger import lab
-from sinklab.studies.trigger.evaluation import evaluate
-from sinklab.studies.trigger.lab import as_released, label_of
+from sinklab.studies.trigger.lab import as_released, evaluate, label_of
 from sinklab.studies.trigger.problem import TriggerModel, TriggerProblem, divisor_quotient, full_rows, obstacle, train
 from sinklab.studies.trigger.trigger import trigger
 
@@ -314,12 +313,7 @@ def test_with_bos():
 
 def test_without_bos_rows_that_sum_to_one_have_no_way_out():
     found = errors(TriggerProblem(bos=False))
-    assert {name for name, error in found.items() if error == 0.25} == {
-        "qk_norm",
-        "sigma_reparam",
-        "softmax",
-        "value_bias",
-    }
+    assert {name for name, error in found.items() if error == 0.25} == {"qk_norm", "sigma_reparam", "softmax", "value_bias"}
     assert obstacle(Softmax(), TriggerProblem(bos=False, target="preceding"))[1] == 0.5
     # A tolerance that the least error meets leaves the task to be done, as with divisors.
     assert obstacle(Softmax(), TriggerProblem(bos=False, tolerance=0.24)) is not None

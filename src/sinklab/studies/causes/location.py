@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -13,33 +14,67 @@ from sinklab.attention.intervention import Place
 from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.results.intervals import Interval
-from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
-from sinklab.sinks import Head, Sinks
+from sinklab.sinks import Sinks
 from sinklab.sinks.finder import SinkFinder
-from sinklab.studies.causes import experiment
-from sinklab.studies.causes.found import Condition, Location, Strong
+from sinklab.studies.causes.effects import Edits, change, no_edits, number, of_all, runs
 from sinklab.studies.causes.readout import NextToken, Readout, readout_for
 from sinklab.studies.causes.samples import Samples
 
-AT_PLACE = Metric(
-    "weight_at_place",
-    "fraction",
-    "Mean share of a row on the place that the sink has in the texts as they are, over the queries that see it and do not "
-    "stand on it.",
-    range=FRACTION,
-)
-AT_FIRST_TOKEN = Metric(
-    "weight_at_first_token",
-    "fraction",
-    "Mean share of a row on the first token, where it now stands, over the queries that see it and do not stand on it.",
-    range=FRACTION,
-)
-STRONG_POSITION = Metric(
-    "strong_position",
-    "fraction",
-    "Mean share of a row on a position, over the queries that see it and do not stand on it, of the head that gives it most.",
-    range=FRACTION,
-)
+Number: TypeAlias = float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Strong:
+    """A key position, the head that gives it most, and its mean share of a row (over the queries that see the key, not it)."""
+
+    weight: float
+    head: str
+    position: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """What was changed, and where the attention went.
+
+    Attributes:
+        name: ``as it is``; ``hidden``, the sink hidden from all heads; ``removed``, the first token taken away;
+            ``duplicated``, the first token twice; ``replaced``, a random token in its stead; ``moved``, the first token at a
+            later position, those before it one earlier; ``random prefix``, random tokens in front.
+        first_token_at: where the first token of the texts now stands; ``None`` if nowhere.
+        at_place, at_first_token: by head, mean share on the place that the sink has in the texts as they are, and on the first
+            token, where it now stands; ``None`` where half of the queries do not see it.
+        strongest: the position that a head gives most.
+        loss: change over texts, on the ``scored`` targets that both conditions have; ``None`` for the texts as they are.
+    """
+
+    name: str
+    first_token_at: int | None
+    at_place: list[Number]
+    at_first_token: list[Number]
+    strongest: Strong | None
+    loss: Interval | None
+    scored: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """Where the sink goes when it is hidden or its token moved; the texts as they are first.
+
+    Attributes:
+        head: the one that gives the sink most; ``heads`` are in the order of all shares.
+        left_out: conditions that these samples cannot have, and why.
+        follows: what the sink of ``head`` went with when the first token was moved, half of its share or more: ``token``,
+            ``position``, ``both``, ``neither``; ``None`` where it has no sink at position 0, or nothing moved.
+    """
+
+    place: int | str | list[int]
+    head: str
+    heads: list[str]
+    conditions: dict[str, Condition]
+    left_out: dict[str, str]
+    texts: int
+    unit: str
+    follows: str | None
 
 
 def location(
@@ -82,7 +117,7 @@ def location(
         )
     seq_len = samples.domains.shape[1]
     as_it_is = _Text("as it is", samples, torch.arange(seq_len))
-    texts = [as_it_is, dataclasses.replace(as_it_is, name="hidden", edits=experiment.of_all(HideKey(place=place)))]
+    texts = [as_it_is, dataclasses.replace(as_it_is, name="hidden", edits=of_all(HideKey(place=place)))]
     reason = _why_not(samples, readout)
     left_out: dict[str, str] = {}
     if reason is None:
@@ -106,11 +141,11 @@ def location(
         else:
             before, after = text.pairs(clean, new)
             scored = int((~before.isnan()).sum())
-            loss = experiment.change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
+            loss = change(after.nanmean(1).numpy(), before.nanmean(1).numpy(), f"the sink, {text.name}")
         tokens = text.samples.inputs.get("input_ids")
         front = 0 if tokens is None else max(0, shares.shape[1] - tokens.shape[1])  # learned tokens, which have no ids
         first = int(text.kept[0]) + front if text.kept[0] >= 0 else None
-        at_place = list(map(experiment.number, null)) if isinstance(place, str) else _at(shares, place)
+        at_place = list(map(number, null)) if isinstance(place, str) else _at(shares, place)
         at_first = _at(shares, [] if first is None else first)
         conditions[text.name] = Condition(text.name, first, at_place, at_first, _strongest(shares, heads), loss, scored)
     given = [-1.0 if share is None else share for share in conditions["as it is"].at_place]
@@ -122,13 +157,13 @@ def location(
 def _at(shares: np.ndarray, place: object) -> list[float | None]:
     """Mean share on positions, by head; ``None`` where half of the queries do not see them."""
     positions = [position for position in torch.as_tensor(place).long().flatten().tolist() if position < shares.shape[1]]
-    return [experiment.number(row.mean()) if len(row) else None for row in shares[:, positions]]
+    return [number(row.mean()) if len(row) else None for row in shares[:, positions]]
 
 
 def _strongest(shares: np.ndarray, heads: Sequence[str]) -> Strong | None:
     """The position that a head gives most, and the head; ``None`` where none is given anything."""
     head, position = np.unravel_index(np.nan_to_num(shares).argmax(), shares.shape)
-    weight = experiment.number(shares[head, position])
+    weight = number(shares[head, position])
     return Strong(weight, heads[int(head)], int(position)) if weight else None
 
 
@@ -141,27 +176,6 @@ def _follows(conditions: Mapping[str, Condition], head: int, place: Place, thres
     return "both" if token and position else "token" if token else "position" if position else "neither"
 
 
-def rows(found: Location, heads: Mapping[str, Head]) -> Iterator[Row]:
-    """Rows of the long table; ``heads`` by their names."""
-    for condition in found.conditions.values():
-        common: Coordinates = {"probe": "causes_location", "count": found.texts, "intervention": f"sink: {condition.name}"}
-        cells: list[tuple[Metric, str, float | None, Coordinates]] = [
-            (metric, name, share, {})
-            for metric, shares in ((AT_PLACE, condition.at_place), (AT_FIRST_TOKEN, condition.at_first_token))
-            for name, share in zip(found.heads, shares, strict=True)
-        ]
-        if (one := condition.strongest) is not None:
-            cells.append((STRONG_POSITION, one.head, one.weight, {"key_position": one.position}))
-        for metric, name, value, at in cells:
-            if value is not None:
-                head = heads[name]
-                where: Coordinates = {**common, **at, "module": head.module, "layer": head.layer, "head": head.head}
-                yield {**where, "metric": metric, "value": value}
-        of_loss = experiment.LOSS_CHANGE.of(found.unit)
-        for bound, end in ({} if condition.loss is None else condition.loss.to_dict()).items():
-            yield {**common, "metric": of_loss if bound == "mean" else of_loss.bound(bound), "value": end}
-
-
 @dataclasses.dataclass(frozen=True)
 class _Text:
     """The texts of one condition, and where the old tokens stand in them: int64 ``(seq_len,)``, -1 for one that is gone."""
@@ -169,15 +183,13 @@ class _Text:
     name: str
     samples: Samples
     kept: Tensor
-    edits: experiment.Edits = experiment.no_edits
+    edits: Edits = no_edits
 
     def run(self, model: nn.Module, readout: Readout, batch_size: int) -> tuple[Tensor, SinkFinder]:
         """Losses ``(samples, seq_len)``, and the attention that positions get."""
         finder = SinkFinder()
-        runs = experiment.runs(
-            model, self.samples, readout, self.edits, probes=lambda start, stop: [finder], batch_size=batch_size
-        )
-        return torch.cat([run.losses for run in runs]), finder
+        batches = runs(model, self.samples, readout, self.edits, probes=lambda start, stop: [finder], batch_size=batch_size)
+        return torch.cat([run.losses for run in batches]), finder
 
     def pairs(self, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         """Losses ``(samples, n)`` of the targets that follow the same token in both."""

@@ -102,7 +102,6 @@ class Request(Options):
     level: float = 0.05
     minimal_effect: float | Literal["auto"] = "auto"
     threshold: Threshold = 0.3
-    experiments: bool = True
     seed: Seed = 0
     batch_size: int = 16
 
