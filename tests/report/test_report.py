@@ -70,14 +70,6 @@ class TestPage:
             digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
             assert f"sha256-{digest}" in text.replace("&#43;", "+").replace("&#x2F;", "/")
 
-    def test_a_failed_report_leaves_the_old_one(self, tmp_path: Path) -> None:
-        folder = write_audit(tmp_path / "a", layers=2)
-        old = write_report(folder).read_bytes()
-        (folder / "table.parquet").write_bytes(b"not parquet")
-        with pytest.raises(ResultError, match="is not a parquet table"):
-            write_report(folder)
-        assert (folder / "report.html").read_bytes() == old
-
 
 class TestNumbers:
     def test_heads_of_the_page_are_those_of_the_table(self, audit_folder: Path) -> None:

@@ -17,7 +17,7 @@ from sinklab.report.page import render
 from sinklab.results.blocks import Grid, display_token, names, number, percent
 from sinklab.results.file import write_file
 from sinklab.results.html import html
-from sinklab.studies.audit.found import bos_words, condition_name, loss_unit
+from sinklab.studies.audit.found import condition_name, loss_unit
 from sinklab.studies.audit.page import DEFINITIONS, Audit, View, head_rates, layer_figures, look_of, read_audit
 
 _PERCENT = " (%)"
@@ -130,12 +130,10 @@ def _heads_of(index: int, name: str, audit: Audit, view: View) -> dict[str, Any]
 def _numbers(audit: Audit, view: View) -> dict[str, object]:
     """Row to number, in the order of the table; ``None`` where it was not measured."""
     found, numbers = audit.found, view.numbers
-    corpus, revision = _text(audit)
     loss = found.loss if view.part in ("", "decoder") else None
     null, gate = numbers.mean_of_heads("null_mass", "null_mass"), numbers.mean_of_heads("null_mass", "output_gain")
     return {
         "model": found.model,
-        "revision of the model": _short(found.revision) if found.revision else None,
         "dtype": audit.run.get("dtype"),
         "operation": f"{found.operation} ({found.tier})" if found.tier else found.operation,
         f"loss ({loss_unit(found)})": loss,
@@ -154,8 +152,7 @@ def _numbers(audit: Audit, view: View) -> dict[str, object]:
         },
         **_of_conditions(audit, view),
         **{f"setting: {name}": _setting(audit, name) for name in _SETTINGS},
-        "setting: corpus": corpus,
-        "setting: revision of the corpus": f"{_short(revision):.40}",  # of versions of packages, the first: cells are numbers
+        "setting: corpus": _text(audit)[0],
     }
 
 
@@ -180,23 +177,11 @@ def _of_sinks(view: View) -> dict[str, object]:
 
 
 def _of_conditions(audit: Audit, view: View) -> dict[str, object]:
-    """The rate at position 0 under the conditions of the audit; those with and without BOS where the model has one."""
-    found, rate = audit.found, "sink rate at position 0"
-    own = found.conditions[0].corpus  # which may be an artificial one
-    rates: dict[tuple[str, int | None], float] = {}
-    for condition in view.found.conditions:
-        rates.setdefault((condition.corpus, condition.bos), condition.sink_rate_gu2024)
-        rates.setdefault((condition.corpus, None), condition.sink_rate_gu2024)
-    rows: dict[str, object] = {}
-    if words := bos_words(True, found.bos_name):
-        name, there, gone = words.removeprefix("with "), rates.get((own, 1)), rates.get((own, 0))
-        sensitivity = None if there is None or gone is None else there - gone
-        rows = {
-            f"{name} sensitivity (percentage points)": sensitivity, f"{rate} with {name} (%)": there,
-            f"{rate} without {name} (%)": gone,
-        }  # fmt: skip
-    made_up = ("random_tokens", "repeated_token") if found.reads_text else ("noise", "constant")
-    return rows | {f"{rate}, {condition_name(corpus, None, found)} (%)": rates.get((corpus, None)) for corpus in made_up}
+    """The rate at position 0 under every condition of the audit."""
+    return {
+        f"sink rate at position 0, {condition_name(one.corpus, one.bos, audit.found)} (%)": one.sink_rate_gu2024
+        for one in view.found.conditions
+    }
 
 
 def _write(row: str, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Labels of heads from causal evidence alone: intervals and p-values of claims, the change that is nothing, and what follows."""
+"""Labels of heads from causal evidence alone: intervals, p-values of claims, the change that is nothing, and what follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurement behind find_causes(): sink, screen, groups, effects on every head, labels; in pieces that a killed run keeps."""
+"""The measurement behind find_causes(): sink, screen, groups, effects, labels; in pieces that a killed run keeps."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def _digest(samples: Samples, *targets: Tensor) -> str:
 
 
 WORK = 2.5e11
-"""Multiplications and additions of one pass over the texts of the screen, beyond which it has fewer: three seconds of a core."""
+"""Multiplications and additions of one pass over the texts of the screen, beyond which it has fewer: some 3 s of a core."""
 LEAST = 8
 """Texts that it has all the same."""
 

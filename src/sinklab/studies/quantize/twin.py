@@ -270,18 +270,21 @@ class Twin:
         order = {name: number for number, name in enumerate(self._blocks)}
         first = [min(order[site.block] for key, site in self.sites.items() if key in (one.sites or ())) for one in treatments]
         losses, done, batches = [], 0, self._batches(samples)
+        trusted: bool | None = None  # whether blocks give again what they gave and nothing passes them by: in the first batch
         for of_batch, batch in enumerate(batches):
             with replaying(self._blocks) as replay:
                 recorded = False
 
                 def compute(number: int, batch: Samples = batch, replay: Replay = replay) -> Tensor:
-                    nonlocal recorded
-                    if not recorded:
+                    nonlocal recorded, trusted
+                    if not recorded and trusted is None:
                         clean = sample_losses(self.model, batch)
                         replay.begin(len(order) - 1)
-                        if not torch.equal(sample_losses(self.model, batch).nan_to_num(), clean.nan_to_num()):
-                            replay.trusted = False  # something passes the blocks by
-                        recorded = True
+                        trusted = torch.equal(sample_losses(self.model, batch).nan_to_num(), clean.nan_to_num())
+                        trusted &= replay.trusted
+                    elif not recorded and trusted:
+                        self.model(**forward_arguments(self.model, batch, full_logits=False))
+                    replay.trusted, recorded = bool(trusted), True
                     replay.begin(first[number])
                     return self.losses(batch, treatments[number])
 

@@ -1,4 +1,4 @@
-"""The lab of trigger models: every operation with every seed trained and read: attention maps, sinks, and what theory demands."""
+"""The lab of trigger models: every operation and seed trained and read: attention maps, sinks, what theory demands."""
 
 from __future__ import annotations
 
