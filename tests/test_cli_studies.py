@@ -92,18 +92,6 @@ def test_table_and_files(checkpoint, tmp_path):
     assert (out / "report.html").read_bytes() == before
 
 
-def test_json_is_the_summary(checkpoint):
-    result = run("causes", checkpoint, *CAUSES, "--heads", "1.0,0.1", "--json", "--seed", 3)
-    summary = json.loads(result.stdout)
-    assert sorted((head["layer"], head["head"]) for head in summary["heads"]) == [(0, 1), (1, 0)]
-    assert {
-        "heads", "counts", "sink", "texts", "level", "minimal_effect", "location",
-        "notes",
-    } <= set(summary)  # fmt: skip
-    assert {"layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects"} <= set(summary["heads"][0])
-    assert summary["texts"] == 10
-
-
 def test_the_section_of_an_audit(checkpoint, tmp_path):
     out = tmp_path / "out"
     audit = [checkpoint, "--corpus", "random_tokens", "--samples", "4", "--seq-len", "16", "--no-cache", "--out", out]

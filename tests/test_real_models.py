@@ -388,7 +388,7 @@ def test_what_bos_is_worth_is_a_headline():
 
 def test_a_head_of_a_language_model_whose_hidden_sink_costs_two_nats_is_not_undecided():
     """All on the sink, its value at 0 and its mean cost nothing that is seen: it needs its sink, and says so."""
-    settings = {"heads": "18.8", "texts": 8, "seq_len": 48, "bos": "none", "minimal_effect": 0.01, "experiments": False}
+    settings = {"heads": "18.8", "texts": 8, "seq_len": 48, "bos": "none", "minimal_effect": 0.01}
     summary = find_causes(str(real("smollm2-135m")), **settings).summary
     (head,) = summary["heads"]
     assert summary["domains"] == ["python_manual"]  # it was made to talk

@@ -142,7 +142,7 @@ def test_origin_and_causes(device):
     for one, other in zip(found.summary["origins"], expected.summary["origins"], strict=True):
         assert (one["positions"], one["block"], one["sublayer"]) == (other["positions"], other["block"], other["sublayer"])
         assert one["norm"] == pytest.approx(other["norm"], rel=10 * NOISE)
-    options = {"heads": [(4, 0), (5, 0)], "texts": 16, "seq_len": 32, "experiments": False, "dtype": "float32"}
+    options = {"heads": [(4, 0), (5, 0)], "texts": 16, "seq_len": 32, "dtype": "float32"}
     found, expected = (sinklab.find_causes("embedded:softmax", device=where, **options) for where in (str(device), "cpu"))
     assert len(found.table) == len(expected.table) > 0
 

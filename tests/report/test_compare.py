@@ -47,26 +47,8 @@ def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
     assert softmax["largest activation"] == 180.0
     assert softmax["outliers: kurtosis"] == 41.5
     assert softmax["null mass (%)"] == 0.0
-    # The synthetic audit without BOS has 0.7 of the rate with it.
-    assert softmax["BOS sensitivity (percentage points)"] == pytest.approx(0.3 * summary["sink_rate_gu2024"])
-    assert softmax["sink rate at position 0, one token repeated (%)"] == 0.0
-
-
-@pytest.mark.parametrize("corpus", ["random_tokens", "repeated_token"])
-def test_an_audit_on_an_artificial_text_has_rates_with_and_without_bos(corpus: str, tmp_path: Path) -> None:
-    other = "repeated_token" if corpus == "random_tokens" else "random_tokens"
-    rates = [(corpus, 0, 10.0), (corpus, 1, 25.0), (other, 0, 4.0)]  # as an audit with --bos none gives them
-    conditions = [to_json(a_condition(*rate)) for rate in rates]
-    folders = [write_audit(tmp_path / name, model=name, layers=2, summary={"conditions": conditions}) for name in "ab"]
-    table = Comparison(folders).table
-    words = {"random_tokens": "random tokens", "repeated_token": "one token repeated"}
-    for name in "ab":
-        numbers = table[name]
-        rate = "sink rate at position 0"
-        assert (numbers[f"{rate} with BOS (%)"], numbers[f"{rate} without BOS (%)"]) == (25.0, 10.0)
-        assert numbers["BOS sensitivity (percentage points)"] == 15.0
-        assert numbers[f"sink rate at position 0, {words[corpus]} (%)"] == 10.0  # under the condition that all probes see
-        assert numbers[f"sink rate at position 0, {words[other]} (%)"] == 4.0
+    under = {row: value for row, value in softmax.items() if row.startswith("sink rate at position 0, ")}
+    assert list(under.values())[1:] == [condition["sink_rate_gu2024"] for condition in summary["conditions"]]
 
 
 def test_what_was_not_measured_is_none_and_a_dash(tmp_path: Path, folders: list[Path]) -> None:
@@ -78,7 +60,11 @@ def test_what_was_not_measured_is_none_and_a_dash(tmp_path: Path, folders: list[
         summary={"conditions": [to_json(a_condition("x", 1, 1.0))]},
     )
     compared = Comparison([folders[0], bare])
-    for row in ("entropy (nats)", "BOS sensitivity (percentage points)", "first-four share, first_four_share (%)"):
+    for row in (
+        "entropy (nats)",
+        "sink rate at position 0, one token repeated, with BOS (%)",
+        "first-four share, first_four_share (%)",
+    ):
         assert compared.table["bare"][row] is None
         assert compared.as_text()["bare"][row] == "–"
 

@@ -19,12 +19,7 @@ from sinklab.report.maps import MAX_BINS, bins_of, pack_maps, pack_unsigned, poo
 from sinklab.results.blocks import percent
 from sinklab.results.sections import to_json
 from sinklab.results.table import write_table
-from sinklab.studies.audit.page import (
-    headline,
-    layer_figures,
-    read_audit,
-    write_report,
-)
+from sinklab.studies.audit.page import headline, layer_figures, read_audit, write_report
 
 
 def page_data(path: Path) -> dict:
@@ -74,14 +69,6 @@ class TestPage:
             (body,) = re.findall(pattern, text, re.DOTALL)
             digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
             assert f"sha256-{digest}" in text.replace("&#43;", "+").replace("&#x2F;", "/")
-
-    def test_a_failed_report_leaves_the_old_one(self, tmp_path: Path) -> None:
-        folder = write_audit(tmp_path / "a", layers=2)
-        old = write_report(folder).read_bytes()
-        (folder / "table.parquet").write_bytes(b"not parquet")
-        with pytest.raises(ResultError, match="is not a parquet table"):
-            write_report(folder)
-        assert (folder / "report.html").read_bytes() == old
 
 
 class TestNumbers:

@@ -36,13 +36,11 @@ HEIGHT = 760
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Received:
-    """What keys receive of every head, float32.
+    """What keys receive of every head, float32, with the names of the attention modules in the order of the second axis.
 
     Attributes:
-        modules: names of the attention modules, in the order of the second axis.
         received: ``(samples, modules, heads, keys)``: mean weight over the queries that see the key; NaN where none does.
-        seen: ``(samples, modules, keys)``: queries that see the key.
-        queries: ``(samples, modules)``: how many there are.
+        seen, queries: ``(samples, modules, keys)``: queries that see the key; ``(samples, modules)``: how many there are.
         null: ``(samples, modules, heads)``: mean mass on the null score; NaN where there is none.
         share: as ``received``, of rows divided by their sums; ``None`` where that is the same.
         front: learned tokens in front of every text, the first of the keys.
@@ -95,10 +93,8 @@ class Sink(TypedDict):
 class HeadView:
     """The heads of a model on one text, or on what a session saw; shows itself in a notebook.
 
-    Attributes:
-        finding: what is to be seen, in a sentence.
-        sinks: what gets more than the threshold of some head's attention, strongest first.
-        html: the page, one file that needs no network.
+    ``finding`` says what is to be seen; ``sinks`` get more than the threshold of some head, strongest first; ``html`` is
+    the page.
     """
 
     finding: str

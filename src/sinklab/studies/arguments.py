@@ -163,16 +163,12 @@ def command(function: Any) -> Any:
 
     The command line knows it by its line in ``sinklab.cli.commands``, or by an entry point of another package.
 
-    - What comes before ``*`` in the signature is given by its position, or by its name too if it has a default; all else is an
-      option. ``progress`` is handed in.
-    - Help is the text in ``Doc`` of the annotation, or the entry under ``Args:``. An option is called as its parameter, with
-      hyphens, or as words of the annotation say: ``Annotated[bool, "--json"]``. Options that are lists can be repeated, and
-      their parts separated by commas.
-    - With a :class:`WrittenTo` in the annotation of a path, the command line always writes a folder.
-    - Every command has ``--quiet``; a function that takes ``quiet`` is given it.
-    - ``In Python:`` in the docstring says what a line cannot give; help does not show it.
-    - What only Python can give (a callback, a tensor) is no option; ``say`` is handed in too, and prints a sentence on stderr.
-    - With :data:`WHOLE` in its annotation a list is taken as it is given: one part each time, whatever commas are in it.
+    - What comes before ``*`` in the signature is given by its position, all else is an option, called as its parameter, with
+      hyphens, or as words of the annotation say: ``Annotated[bool, "--json"]``. Help is the text in ``Doc`` of the annotation,
+      or the entry under ``Args:``; ``In Python:`` says what a line cannot give.
+    - Lists can be repeated, and their parts separated by commas, unless :data:`WHOLE` is in the annotation. With a
+      :class:`WrittenTo` in that of a path, the command line always writes a folder.
+    - ``progress``, ``quiet`` and ``say``, which prints a sentence on stderr, are handed in; what only Python has is no option.
     - A :class:`~sinklab.results.run.Result` or :class:`~sinklab.results.run.Listing` is shown, and gives the command
       ``--json``; text or a path is printed.
     """

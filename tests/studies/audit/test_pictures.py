@@ -7,14 +7,7 @@ import re
 
 import pytest
 import torch
-from transformers import (
-    DetrConfig,
-    DetrImageProcessor,
-    DetrModel,
-    ResNetConfig,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import DetrConfig, DetrImageProcessor, DetrModel, ResNetConfig, ViTConfig, ViTForImageClassification
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from sinklab import audit, find_origin, measure

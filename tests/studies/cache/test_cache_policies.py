@@ -20,13 +20,7 @@ from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.cache.cache import compare_policies
 from sinklab.studies.cache.comparison import _curve, _Measured, _recomputed, _scored
-from sinklab.studies.cache.found import (
-    Difference,
-    QuantizedEntry,
-    must_stay_whole,
-    quantized_rows,
-    show_quantized,
-)
+from sinklab.studies.cache.found import Difference, QuantizedEntry, must_stay_whole, quantized_rows, show_quantized
 from sinklab.studies.cache.plan import checked_budgets, checked_names, long_texts, plan_policies, scored_from
 from sinklab.studies.cache.recommendation import recommend
 from sinklab.studies.cache.rounding import _largest, quantized_caches

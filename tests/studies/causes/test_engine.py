@@ -22,9 +22,8 @@ from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.sinks import Head, find_sinks
 from sinklab.studies.causes import engine
-from sinklab.studies.causes.effects import HeadEdit, one_by_one
+from sinklab.studies.causes.effects import HeadEdit, change, of_all, one_by_one, text_losses
 from sinklab.studies.causes.engine import REPLAYED, measure_effects
-from sinklab.studies.causes.experiment import change, of_all, text_losses
 from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 from sinklab.testing import tiny_models
@@ -362,18 +361,6 @@ def test_losses_of_texts_that_are_not_finite_are_refused():
         text_losses(model, samples, NextToken(), of_all(Scaled(factor=3e38, heads={0: (1,)})))
     with pytest.raises(MeasurementError, match="a thing: 1 of 2 texts change by infinity; run the model in float32"):
         change(np.array([np.inf, 1.0, np.nan]), np.array([1.0, 1.0, 1.0]), "a thing")
-
-
-@pytest.mark.slow
-def test_equals_the_oracle_on_the_embedded_model():
-    from sinklab.models.loading import load_model
-
-    model = load_model("embedded:softmax").model
-    samples = texts(4, 64, 2048)
-    variants, heads = usual(samples), heads_of(list(range(6)), 2)
-    found = measure_effects(model, samples, NextToken(), variants, heads)
-    assert_equal(found, one_by_one(model, samples, NextToken(), variants, heads))
-    assert list(found.record.values()) == [REPLAYED] * 6
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from sinklab.interventions.zero_head import ZeroHead
 from sinklab.results.intervals import mean_over_items
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import Effects, HeadEdit, HeadGroup, one_by_one
-from sinklab.studies.causes.evidence import (
+from sinklab.studies.causes.labels import (
     SILENCED,
     Evidence,
     benjamini_hochberg,
@@ -235,7 +235,7 @@ def test_small_effects_of_many_heads_are_decided(monkeypatch):
     heads = [head(before=40.0, sink=20.0, write=0.28 / 64) for _ in range(64)]
     samples = token_samples([("repeated", repeated(12, 0))])
     model = PlantedLM(heads).eval()
-    options = {"samples": samples, "readout": NextToken(), "sink": "none", "experiments": False, "heads": "0.0,0.63"}
+    options = {"samples": samples, "readout": NextToken(), "sink": "none", "heads": "0.0,0.63"}
     auto = find_causes(model, **options).summary
     costs = [one["effects"]["zero"]["repeated"]["mean"] for one in auto["heads"]]
     assert 0.0015 < min(costs) <= max(costs) < 0.0025

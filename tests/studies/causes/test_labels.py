@@ -11,8 +11,7 @@ import torch
 from sinklab.errors import ConfigurationError
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes.effects import Effects
-from sinklab.studies.causes.evidence import evidence_of
-from sinklab.studies.causes.labels import RULES, asked_for, label_heads, mirrored, require_texts
+from sinklab.studies.causes.labels import RULES, asked_for, evidence_of, label_heads, mirrored, require_texts
 from sinklab.studies.causes.samples import token_samples
 
 VARIANTS = ["redirect", "hide", "zero", "zero_value", "resample", "mean_sink"]

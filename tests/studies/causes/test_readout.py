@@ -11,13 +11,7 @@ import transformers
 
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.studies.causes import readout as readouts
-from sinklab.studies.causes.readout import (
-    ClassLogits,
-    LogitMap,
-    MaskedToken,
-    NextToken,
-    readout_for,
-)
+from sinklab.studies.causes.readout import ClassLogits, LogitMap, MaskedToken, NextToken, readout_for
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 from sinklab.testing import tiny_models
 

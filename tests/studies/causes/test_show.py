@@ -11,14 +11,14 @@ from tests.studies.causes.planted import planted
 
 from sinklab import find_causes
 from sinklab.errors import InputError, ResultError
-from sinklab.results.blocks import Facts, Grid, HeadMap, Say, markdown
+from sinklab.results.blocks import Facts, Grid, HeadMap, Say
 from sinklab.results.html import html
 from sinklab.results.sections import from_json, to_json
 from sinklab.results.table import write_json
 from sinklab.studies.audit.page import write_report
 from sinklab.studies.causes import SECTION
 from sinklab.studies.causes.found import LABELS as GIVEN
-from sinklab.studies.causes.found import Causes, Effect, Refused
+from sinklab.studies.causes.found import Causes, Effect
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.show import LABELS, SHOWN, show
 
@@ -91,11 +91,6 @@ def test_what_is_known_of_a_head_without_a_whole_label_is_said_with_its_cost(fou
     assert facts["known"] == "0.1 with sink hidden +2.92 [+2.73, +3.10] nats; what more they do is not decided"
 
 
-def test_a_location_that_cannot_be_had_says_why(found):
-    assert "Not measured: no sink" in markdown(show(dataclasses.replace(found, location=Refused("no sink"))))
-    assert "Where the sink goes" not in markdown(show(dataclasses.replace(found, location=None)))
-
-
 def write_page(folder, summary):
     folder.mkdir()
     write_json(summary, folder / "summary.json")
@@ -105,7 +100,7 @@ def write_page(folder, summary):
 
 def test_the_page_escapes_and_is_that_of_its_run(tmp_path, summary):
     hostile = {**summary, "model": HOSTILE, "domains": [HOSTILE], "notes": [HOSTILE]}
-    hostile |= {"heads": [], "groups": [], "location": None}
+    hostile |= {"heads": [], "groups": []}
     page = write_page(tmp_path / "a", hostile).read_text(encoding="utf-8")
     assert HOSTILE not in page
     assert " style=" not in page  # the page's policy would drop it

@@ -129,10 +129,7 @@ class TestFolder:
         summary, table, run = read_run(out, "summary.json"), read_table(out / "table.parquet"), read_run(out)
         assert {path.name for path in out.iterdir()} == {"table.parquet", "summary.json", "run.json", "report.html"}
         assert set(table["policy"]) == {"0+70", "4+66", "full", "0+1"}
-        assert set(table["corpus"]) == {"long_text", "passkey:distances=[]"} or set(table["corpus"]) == {
-            "long_text",
-            "passkey",
-        }
+        assert set(table["corpus"]) == {"long_text", "passkey:distances=[]"} or set(table["corpus"]) == {"long_text", "passkey"}
         assert set(table["count"]) == {3}
         shown = {row["policy"]: row for row in summary["tasks"][1]["policies"]}
         rows = table[(table["metric"] == "log_likelihood") & (table["policy"] == "4+66")]

@@ -260,10 +260,6 @@ SMALL_PAIRS = {
     "t5": transformers.T5Config(
         vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, decoder_start_token_id=0, pad_token_id=0
     ),
-    "bart": transformers.BartConfig(
-        vocab_size=50, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
-        encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32,
-    ),
     "switch_transformers": transformers.SwitchTransformersConfig(
         vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_decoder_layers=2, num_heads=2, num_experts=3,
         num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, decoder_start_token_id=0, pad_token_id=0,

@@ -16,12 +16,7 @@ from sinklab.models.loading import load_model
 from sinklab.operations.folded_sink import FoldedSink
 from sinklab.results.progress import silent
 from sinklab.studies.fold.calibration import calibrate, parameters_of
-from sinklab.studies.theory.constant_bias import (
-    output_change,
-    output_change_bound,
-    weight_change,
-    weight_change_bound,
-)
+from sinklab.studies.theory.constant_bias import output_change, output_change_bound, weight_change, weight_change_bound
 
 
 def drawn(*shape):

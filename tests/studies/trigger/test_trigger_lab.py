@@ -17,8 +17,7 @@ from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.registry import operations
 from sinklab.studies.theory.trigger_bounds import TriggerHeads, trigger_batch
 from sinklab.studies.trigger import lab
-from sinklab.studies.trigger.evaluation import evaluate
-from sinklab.studies.trigger.lab import as_released, label_of
+from sinklab.studies.trigger.lab import as_released, evaluate, label_of
 from sinklab.studies.trigger.problem import TriggerModel, TriggerProblem, divisor_quotient, full_rows, obstacle, train
 from sinklab.studies.trigger.trigger import trigger
 
@@ -76,12 +75,6 @@ def test_an_even_head_does_not_sink_however_large_its_weights_are():
     assert numbers.sinking == []
 
 
-@pytest.mark.parametrize("name", ["softmax", "sink_logit", "sink_token", "key_value_bias"])
-def test_of_a_full_row_the_share_is_the_weight(name):
-    numbers = evaluate(TriggerProblem().build(as_released(name), 0), TriggerProblem(), 64)
-    torch.testing.assert_close(numbers.bos_share, numbers.bos_mean)
-
-
 @pytest.mark.parametrize("name", operations.names())
 def test_bound_holds_at_any_stage_of_any_operation(name):
     """Where the assumptions hold the bound holds, whether the model is any good or not."""
@@ -101,13 +94,6 @@ def test_same_seed_same_model_and_another_seed_another():
     states = [run.model.state_dict() for run in (one, two, other)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not torch.equal(states[0]["layers.0.q_proj.weight"], states[2]["layers.0.q_proj.weight"])
-
-
-def test_training_leaves_the_global_generator_alone():
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    train(as_released("softmax"), SHORT, 3)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_cap_and_divergence_are_outcomes():
@@ -314,12 +300,7 @@ def test_with_bos():
 
 def test_without_bos_rows_that_sum_to_one_have_no_way_out():
     found = errors(TriggerProblem(bos=False))
-    assert {name for name, error in found.items() if error == 0.25} == {
-        "qk_norm",
-        "sigma_reparam",
-        "softmax",
-        "value_bias",
-    }
+    assert {name for name, error in found.items() if error == 0.25} == {"qk_norm", "sigma_reparam", "softmax", "value_bias"}
     assert obstacle(Softmax(), TriggerProblem(bos=False, target="preceding"))[1] == 0.5
     # A tolerance that the least error meets leaves the task to be done, as with divisors.
     assert obstacle(Softmax(), TriggerProblem(bos=False, tolerance=0.24)) is not None

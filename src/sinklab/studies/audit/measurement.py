@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import PARTS, Part
@@ -213,7 +215,8 @@ class _Measuring:
         # Deformable attention, which has no weight for every key, leaves a part of some models unseen.
         finders = {part: finder for part, finder in finders.items() if not part or finder.windowed()[1]}
         sinks = {
-            part: finder.sinks(decode=decoder(loaded), corpus=source.label, bos=int(bos)) for part, finder in finders.items()
+            part: finder.sinks(decode=functools.partial(token_text, loaded.tokenizer), corpus=source.label, bos=int(bos))
+            for part, finder in finders.items()
         }
         right = {
             part for part, sinks_there in sinks.items() if part in guesses and _place(guesses[part]) == _place(sinks_there)
@@ -244,7 +247,11 @@ class _Measuring:
         few = drawn.take(slice(GUESSED_FROM))
         finders = [_finder(self.threshold, part, few) for part in self._parts]
         run_probes(self.loaded.model, few, finders, batch_size=self.batch_size, progress=self.progress, stage="the sink")
-        seen = {finder.part: finder.sinks(decode=decoder(self.loaded)) for finder in finders if finder.windowed()[1]}
+        seen = {
+            finder.part: finder.sinks(decode=functools.partial(token_text, self.loaded.tokenizer))
+            for finder in finders
+            if finder.windowed()[1]
+        }
         for part, sinks in seen.items():
             where = "no sink"
             if sinks.main is not None:
@@ -294,11 +301,6 @@ def _place(sinks: Sinks) -> object:
     return None if sinks.main is None else (sinks.main.place, sinks.main.anywhere)
 
 
-def decoder(loaded: LoadedModel) -> Callable[[int], str]:
-    """From ids to texts of tokens; to numbers where the model has no tokenizer."""
-    return lambda token: token_text(loaded.tokenizer, token)
-
-
 def _plan(text: Corpus, kind: Kind, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, bool]]:
     """The conditions: first the one that all probes see, then the ones that only the sink rate and the loss are taken under."""
     plan: list[tuple[Corpus, bool]] = [(text, main_bos)]
@@ -330,7 +332,11 @@ def _maps(loaded: LoadedModel, maps: AttentionMaps, shown: Samples) -> tuple[dic
         return {}, {}
     length += maps.front
     front, names = front_names(maps.front), [list(shown.names or ())] * len(shown)
-    texts = names if shown.tokens is None else [front + token_texts(loaded, row) for row in shown.tokens.tolist()]
+
+    def written(rows: Tensor) -> list[list[str]]:
+        return [[token_text(loaded.tokenizer, token) for token in row] for row in rows.tolist()]
+
+    texts = names if shown.tokens is None else [front + row for row in written(shown.tokens)]
     metadata = {
         "tokens": json.dumps(texts, ensure_ascii=False),
         "modules": json.dumps(maps.modules),
@@ -339,7 +345,7 @@ def _maps(loaded: LoadedModel, maps: AttentionMaps, shown: Samples) -> tuple[dic
     }
     target = shown.arguments.get("decoder_input_ids")
     if target is not None:
-        metadata["targets"] = json.dumps([token_texts(loaded, row) for row in target.tolist()], ensure_ascii=False)
+        metadata["targets"] = json.dumps(written(target), ensure_ascii=False)
     return arrays, metadata
 
 
@@ -349,8 +355,3 @@ def _longest(samples: Samples) -> int | None:
         return None if any("window" in name for name in samples.names or ("window",)) else samples.positions
     sides = (samples.arguments.get(name) for name in ("input_ids", "decoder_input_ids"))
     return max(side.shape[1] for side in sides if side is not None)
-
-
-def token_texts(loaded: LoadedModel, ids: Sequence[int]) -> list[str]:
-    """Tokens as text, one string each; numbers when the model has no tokenizer."""
-    return [token_text(loaded.tokenizer, token) for token in ids]

@@ -288,7 +288,6 @@ def _references(measured: Sequence[_Measured], scored: Sequence[Tensor], budgets
         elif policy.name == "full":
             full = part
         elif isinstance(policy, Recompute):
-            # Blocks that share a window are another reading than one anew for every token, which others are compared with.
             recompute[budget] = part
     return _References(by_sinks, recompute, full)
 
@@ -317,12 +316,7 @@ def _difference(part: Tensor, other: Tensor | None) -> Difference | None:
     return Difference(difference.mean, difference.low, difference.high)
 
 
-def _advice(
-    loaded: LoadedModel,
-    references: _References,
-    left_out: Sequence[LeftOut],
-    trained: int | None,
-) -> dict[str, Any]:
+def _advice(loaded: LoadedModel, references: _References, left_out: Sequence[LeftOut], trained: int | None) -> dict[str, Any]:
     """What is recommended; nothing without a size that was measured both with sinks and without."""
     usable = {budget: sizes for budget, sizes in references.by_sinks.items() if 0 in sizes and len(sizes) > 1}
     if not usable:

@@ -46,9 +46,9 @@ def checked_names(names: Sequence[str] | None) -> list[str]:
 def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: Sequence[int]) -> list[int]:
     """Tokens that bounded policies hold before the query, ascending.
 
-    By default a quarter and half of the trained length, or half and all of what the narrowest layer sees, where every
-    layer has a sliding window and that is less: what it does not see cannot be kept for it. Of a long context,
-    :data:`HELD`.
+    By default a quarter and half of the trained length, or of what the narrowest layer sees where that is less: what it
+    does not
+    see cannot be kept for it. Of a long context, :data:`HELD`.
     """
     if not sinks or min(sinks) < 0:
         raise ConfigurationError(f"`sinks` {list(sinks)} must be numbers of tokens, 0 or more")
@@ -144,9 +144,6 @@ def sized_policy(spec: str | Mapping[str, object], budget: int, numbers: Sequenc
 
     That is what the policy makes of a size (:meth:`~sinklab.policies.base.Policy.of_size`), where no more is given than how
     many first tokens it keeps, and otherwise its window. One that leaves neither open has the size that it has.
-
-    Args:
-        numbers: of first tokens that others keep; a policy that makes its settings of a size takes one of them.
     """
     settings = policy_registry.read(spec)
     policy: Policy = policy_registry.make(settings)
@@ -184,13 +181,10 @@ def label(policy: Policy) -> str:
 
 
 def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, seed: int, bos: bool) -> Tensor:
-    """The beginnings of up to ``documents`` texts, int64 ``(documents, tokens)``; no two share a token.
+    """The beginnings of up to ``documents`` texts, int64 ``(documents, tokens)``, BOS included; no two share a token.
 
     Text files are cut into consecutive pieces, taken from the files of a folder in turn; of another corpus with documents those
     of its held-out part are taken, in their order, which have enough tokens; other corpora are drawn from.
-
-    Args:
-        bos: put the beginning-of-sequence token at position 0; a text then gives ``tokens - 1`` of its own.
     """
     if tokens < 2 or documents < 1:
         raise ConfigurationError(f"`tokens` must be at least 2 and `documents` at least 1, got {tokens} and {documents}")

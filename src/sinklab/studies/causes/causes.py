@@ -45,7 +45,7 @@ def find_causes(
     Args:
         model: embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.
         heads: Heads to examine, written layer.head from 0 with commas between, or all; 0.0+3.1 edits two at once, after each
-            alone, and layers all of each layer. From Python also pairs of layer and head, and lists of pairs for groups.
+            alone, and layers all of each layer. From Python also a list, with pairs of layer and head.
         sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
             zeroed).
         sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.
@@ -58,8 +58,7 @@ def find_causes(
         level: Expected share of false labels among those given (Benjamini and Hochberg, over all heads and hypotheses).
         minimal_effect: Change of the loss, in nats, below which it counts as nothing; auto: a twentieth of what a head, of
             more than 64 heads a layer, is worth on average, at most 0.01.
-        experiments: Also look where the sink goes when it is hidden, or when its token is taken away, replaced or moved.
-        samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision
+            samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision
             models and anything that does not read tokens; ``model`` may then be any module.
         seed: Seed of texts and controls; the same seed gives the same numbers.
         batch_size: Texts in a forward pass.
@@ -86,8 +85,8 @@ def find_causes(
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
     from sinklab.studies.causes import SECTION
+    from sinklab.studies.causes.domains import Texts, default_texts
     from sinklab.studies.causes.measurement import examine, facts_of
-    from sinklab.studies.causes.texts import Texts, default_texts
     from sinklab.studies.measure.probing import uses_bos
 
     if (samples is None) != (readout is None):

@@ -295,11 +295,6 @@ class Engine:
 
     # --- the work ----------------------------------------------------------------------------------------------------------
 
-    def forget(self) -> None:
-        """Drop the recordings, which are made again when they are needed."""
-        for batch in self._batches.values():
-            batch.recording = None
-
     def _recorded(self, start: int, part: Samples, module: str) -> tuple[_Batch, Recording]:
         """The unedited model on a batch, with the call of a module: kept if there is room, or run again whenever asked for.
         Batches are asked for in turns, so those that are kept stay."""

@@ -10,22 +10,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.metric import VALUE_RATIO, Metric, Row
-from sinklab.sinks import Head, Sinks, weigh_sinks
-from sinklab.studies.causes.effects import Effects, HeadGroup
-from sinklab.studies.causes.experiment import LOSS_CHANGE, SINK_SHARE, number
+from sinklab.results.metric import VALUE_RATIO, Row
+from sinklab.sinks import Head, Sinks
+from sinklab.studies.causes.effects import LOSS_CHANGE, SINK_SHARE, Effects, HeadGroup, number
 from sinklab.studies.causes.found import ExaminedGroup, ExaminedHead, FoundSink, SharedKeys
 from sinklab.studies.causes.labels import HeadLabel
 from sinklab.studies.causes.request import ChosenHeads, Pair
-from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.screen import Screened
 
 PROBE = "causes"
 SINKS, OTHERS = ", sinks", ", others"
 """How the names of the groups of a layer end."""
-ESTIMATE = Metric(
-    "loss_change_estimate", "nats", "What the screen expects of the change of the loss under the intervention, to second order."
-)
 
 
 # --- which heads ------------------------------------------------------------------------------------------------------------
@@ -70,12 +65,8 @@ def kinds_of_layers(heads: Sequence[Head], sinks: Sinks, threshold: float) -> li
 # --- entries ----------------------------------------------------------------------------------------------------------------
 
 
-def examined_heads(
-    model: nn.Module, samples: Samples, labels: Sequence[HeadLabel], sinks: Sinks, estimates: Screened | None = None, *,
-    batch_size: int,
-) -> list[ExaminedHead]:  # fmt: skip
-    """An entry for every head that has a label; what it gives to the sink is measured on each domain alone."""
-    own_sinks = _sinks_by_domain(model, samples, sinks, batch_size)
+def examined_heads(labels: Sequence[HeadLabel], sinks: Sinks, estimates: Screened | None = None) -> list[ExaminedHead]:
+    """An entry for every head that has a label."""
     estimated = {} if estimates is None else estimates.means()
     found = []
     for label in labels:
@@ -85,8 +76,6 @@ def examined_heads(
                 layer=head.layer, head=head.head, module=head.module, label=label.label, domains=label.domains,
                 needs_sink=label.needs_sink, undecided=label.undecided, effects=label.effects,
                 sink_weight=number(sinks.weights[index]), value_ratio=number(sinks.value_ratio[index]),
-                sink_weights={name: number(own.weights[index]) for name, own in own_sinks.items()},
-                value_ratios={name: number(own.value_ratio[index]) for name, own in own_sinks.items()},
                 estimates=estimated.get(str(head), {}),
             )
         )  # fmt: skip
@@ -107,9 +96,7 @@ def of_a_key(model: nn.Module, sinks: Sinks, threshold: float) -> SharedKeys | N
     return SharedKeys(heads // keys, len(groups), of_all, len(groups) - of_all - none, none)
 
 
-def examined_groups(
-    labels: Sequence[HeadLabel[HeadGroup]], alone: Sequence[ExaminedHead], domains: Sequence[str]
-) -> list[ExaminedGroup]:
+def examined_groups(labels: Sequence[HeadLabel[HeadGroup]], alone: Sequence[ExaminedHead]) -> list[ExaminedGroup]:
     """An entry for every group that has a label, from those of all of its members."""
     entries = {(head.layer, head.head): head for head in alone}
     found = []
@@ -120,8 +107,6 @@ def examined_groups(
                 name=str(label.head), called=label.head.called, members=list(map(str, label.head.members)), label=label.label,
                 domains=label.domains, needs_sink=label.needs_sink, undecided=label.undecided, effects=label.effects,
                 sink_weight=_mean([head.sink_weight for head in own]), value_ratio=_mean([head.value_ratio for head in own]),
-                sink_weights={name: _mean([head.sink_weights[name] for head in own]) for name in domains},
-                value_ratios={name: _mean([head.value_ratios[name] for head in own]) for name in domains},
                 alone=dict(Counter(head.label for head in own)),
             )
         )  # fmt: skip
@@ -138,17 +123,6 @@ def found_sink(sinks: Sinks) -> FoundSink:
         secondary=sinks.secondary,
         heads={str(head): {"weight": number(weight), "value_ratio": number(ratio)} for head, weight, ratio in heads},
     )
-
-
-def _sinks_by_domain(model: nn.Module, samples: Samples, sinks: Sinks, batch_size: int) -> dict[str, Sinks]:
-    """What every head gives to the main sink on the texts of each domain alone."""
-    if sinks.main is None or len(samples.domain_names) == 1:
-        return dict.fromkeys(samples.domain_names, sinks)
-    own = {}
-    for name, rows in zip(samples.domain_names, samples.has.T, strict=True):
-        inputs = {key: tensor[rows.to(tensor.device)] for key, tensor in samples.inputs.items()}
-        own[name] = weigh_sinks(model, inputs, sinks, batch_size=batch_size)
-    return own
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -170,16 +144,6 @@ def effect_rows(effects: Effects) -> Iterator[Row]:
             "module": head.module, "layer": head.layer, "head": head.head, "corpus": effects.domain_names[domain],
             "value": float(means[variant, index, domain]), "count": int(counts[variant, index, domain]),
         }  # fmt: skip
-
-
-def estimate_rows(heads: Sequence[ExaminedHead], unit: str) -> Iterator[Row]:
-    """What the screen expects of every head and edit."""
-    for head in heads:
-        for name, value in head.estimates.items():
-            yield {
-                "probe": "causes_screen", "metric": ESTIMATE.of(unit), "intervention": name, "module": head.module,
-                "layer": head.layer, "head": head.head, "value": value, "count": 1,
-            }  # fmt: skip
 
 
 def head_rows(heads: Sequence[ExaminedHead]) -> Iterator[Row]:

@@ -48,8 +48,6 @@ class Labelled:
     undecided: dict[str, Undecided]
     sink_weight: Number
     value_ratio: Number
-    sink_weights: dict[str, Number]
-    value_ratios: dict[str, Number]
     effects: dict[str, dict[str, Effect]]
 
 
@@ -113,70 +111,6 @@ class SharedKeys:
     none_sinks: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """Why this cannot be had of this model or these texts."""
-
-    refused: str
-
-
-# --- where the sink goes ----------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Strong:
-    """A key position, the head that gives it most, and its mean share of a row (over the queries that see the key, not it)."""
-
-    weight: float
-    head: str
-    position: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Condition:
-    """What was changed, and where the attention went.
-
-    Attributes:
-        name: ``as it is``; ``hidden``, the sink hidden from all heads; ``removed``, the first token taken away;
-            ``duplicated``, the first token twice; ``replaced``, a random token in its stead; ``moved``, the first token at a
-            later position, those before it one earlier; ``random prefix``, random tokens in front.
-        first_token_at: where the first token of the texts now stands; ``None`` if nowhere.
-        at_place, at_first_token: by head, mean share on the place that the sink has in the texts as they are, and on the first
-            token, where it now stands; ``None`` where half of the queries do not see it.
-        strongest: the position that a head gives most.
-        loss: change over texts, on the ``scored`` targets that both conditions have; ``None`` for the texts as they are.
-    """
-
-    name: str
-    first_token_at: int | None
-    at_place: list[Number]
-    at_first_token: list[Number]
-    strongest: Strong | None
-    loss: Interval | None
-    scored: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Location:
-    """Where the sink goes when it is hidden or its token moved; the texts as they are first.
-
-    Attributes:
-        head: the one that gives the sink most; ``heads`` are in the order of all shares.
-        left_out: conditions that these samples cannot have, and why.
-        follows: what the sink of ``head`` went with when the first token was moved, half of its share or more: ``token``,
-            ``position``, ``both``, ``neither``; ``None`` where it has no sink at position 0, or nothing moved.
-    """
-
-    place: int | str | list[int]
-    head: str
-    heads: list[str]
-    conditions: dict[str, Condition]
-    left_out: dict[str, str]
-    texts: int
-    unit: str
-    follows: str | None
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Causes:
     """``summary.json`` of ``sinklab causes``, and the entry ``causes`` of that of an audit.
@@ -187,7 +121,6 @@ class Causes:
         notes: what a reader has to know beside the labels: a loss above that of a guess, texts longer than in training.
         budget: seconds; ``None`` without one.
         of_a_key: of models with grouped queries.
-        location: where the sink goes; ``None`` where it was not asked for.
     """
 
     heads: list[ExaminedHead]
@@ -207,4 +140,3 @@ class Causes:
     budget: float | None
     variants: list[str]
     notes: list[str]
-    location: Location | Refused | None

@@ -1,12 +1,12 @@
-"""What is shown of the causes of sinks: labels of heads, what edits do to the loss, and the experiments on the sink."""
+"""What is shown of the causes of sinks: labels of heads, and what edits do to the loss."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, HeadMap, Say, interval, names, number
-from sinklab.studies.causes.found import Causes, ExaminedGroup, ExaminedHead, Labelled, Location, Refused
+from sinklab.results.blocks import Block, Cell, Facts, Grid, HeadMap, Say, interval, names, number
+from sinklab.studies.causes.found import Causes, ExaminedGroup, ExaminedHead, Labelled
 
 LABELS: dict[str, tuple[str, str]] = {
     "text-dependent": ("T", "silencing it costs loss, and so does its output on another text"),
@@ -42,7 +42,7 @@ STRONG = 10
 
 
 def show(found: Causes) -> Iterator[Block]:
-    """Counts of labels first, then what edits of every head do, by domain, then groups and experiments."""
+    """Counts of labels first, then what edits of every head do, by domain, then groups."""
     counts = [f"{count} {label}" for label, count in found.counts.items() if count]
     where = f"the sink is {found.sink.name}" if found.sink.name else "read as a model without a sink"
     yield Say(f"{len(found.heads)} head{'s' * (len(found.heads) != 1)}: {names(counts, len(LABELS))}; {where}.")
@@ -67,12 +67,6 @@ def show(found: Causes) -> Iterator[Block]:
         yield Grid(["undecided", "on", "nearest", "not shown"], reasons, text=4, limit=STRONG)
     yield from _screen(found)
     yield from (Say(note, small=True) for note in found.notes)
-    if found.location is not None:
-        yield Heading("Where the sink goes", 3)
-        if isinstance(found.location, Refused):
-            yield Say(f"Not measured: {found.location.refused}", small=True)
-        else:
-            yield from _location(found.location)
 
 
 def _facts(found: Causes) -> Iterator[Sequence[str]]:
@@ -126,7 +120,7 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
     more = f", {len(shown)} of {len(found.heads)} heads" if len(shown) < len(found.heads) else ""
     heads = [
         [
-            _name(head), head.domains[domain], head.needs_sink.get(domain), head.sink_weights.get(domain),
+            _name(head), head.domains[domain], head.needs_sink.get(domain), head.sink_weight,
             *(_mean(head, name, domain, places) for name in edits),
         ]
         for head in shown
@@ -147,7 +141,7 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
         yield Grid(headings, groups, text=4)
     every = [
         [
-            _name(entry), entry.domains[domain], entry.value_ratios.get(domain),
+            _name(entry), entry.domains[domain], entry.value_ratio,
             *(interval(entry.effects.get(name, {}).get(domain), places) for name in used),
         ]
         for entry in (*found.heads, *found.groups)
@@ -169,23 +163,6 @@ def _screen(found: Causes) -> Iterator[Block]:
 
 def _expected(head: ExaminedHead) -> float:
     return max(map(abs, head.estimates.values()), default=0.0)
-
-
-def _location(found: Location) -> Iterator[Block]:
-    if found.follows is not None:
-        yield Say(f"Moved, the sink of head {found.head} goes with the {found.follows}.")
-    index, rows = found.heads.index(found.head), []
-    for state in found.conditions.values():
-        top, first = state.strongest, state.first_token_at
-        rows.append([
-            state.name, state.at_place[index], "gone" if first is None else f"{number(state.at_first_token[index])} at {first}",
-            "–" if top is None else f"{number(top.weight)} at {top.position}, head {top.head}", interval(state.loss, 3),
-        ])  # fmt: skip
-    place = f"positions {', '.join(map(str, found.place))}" if isinstance(found.place, list) else f"position {found.place}"
-    place = "null score" if found.place == "null" else place
-    headings = ["texts", f"head {found.head} on {place}", "on the first token", "strongest of any head", f"loss, {found.unit}"]
-    yield Grid(headings, rows)
-    yield from (Say(f"Left out: {name}, because {why}.", small=True) for name, why in found.left_out.items())
 
 
 def _size(head: ExaminedHead) -> float:

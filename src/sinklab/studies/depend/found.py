@@ -128,11 +128,7 @@ def rows(outcome: Outcome, bos: int) -> Iterator[Row]:
 
 
 def _bounds(metric: Metric, interval: Interval, policy: str, bos: int, items: int) -> Iterator[Row]:
-    for one, value in (
-        (metric, interval.mean),
-        (metric.bound("low"), interval.low),
-        (metric.bound("high"), interval.high),
-    ):
+    for one, value in ((metric, interval.mean), (metric.bound("low"), interval.low), (metric.bound("high"), interval.high)):
         yield {"policy": policy, "bos": bos, "metric": one, "value": value, "count": items}
 
 

@@ -90,15 +90,10 @@ class PolicyLM(TemplateLM):
         model: a name for :func:`sinklab.load_model`, a loaded model, or a transformers model, then with ``tokenizer``.
         policy: the object, its name, or ``{"name": …, setting: …}``.
         bos: how many beginning-of-sequence tokens every text begins with; by default what the tokenizer puts there.
-        tokenizer: of a transformers model that is given as such.
         batch_size: prompts read side by side, padded on the left, to generate.
         chunk: most tokens that the cache takes at once; results do not depend on it.
         progress: called with the tokens (or texts) of a batch of requests that are read, and how many there are.
         beginnings: shared by all policies of this model, to read the first tokens of the same texts once.
-
-    Raises:
-        InputError: a model without a tokenizer.
-        SinklabError: see loading and policies.
     """
 
     def __init__(

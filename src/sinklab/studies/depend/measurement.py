@@ -88,25 +88,14 @@ def judge(
 
 
 def measure_dependence(
-    visible: np.ndarray,
-    hidden: np.ndarray,
-    floor: np.ndarray,
-    *,
-    chance: float | None,
-    scale: float | None,
+    visible: np.ndarray, hidden: np.ndarray, floor: np.ndarray, *, chance: float | None, scale: float | None
 ) -> Interval | str:
     """The index of dependence with its interval, or why there is none: the share of a score that goes when the sink is hidden.
 
     ``(V - H) / (max(V, H) - F)`` of mean scores with the sink visible (V), hidden (H), and without context (F); from -1 to 1.
     Items are resampled, visible, hidden and floor of an item together, and the ratio is that of the means: a mean of ratios of
     single items would be ruled by those that are near the floor. Where most items do not change and none changes one way, the
-    interval leaves room for that way, as that of the difference does (:func:`~sinklab.results.intervals.mean_over_items`).
-
-    Args:
-        visible, hidden, floor: one number for each item, the same items in the same order; the floor is a policy that keeps
-            one token.
-        chance: value of a model that knows nothing, or ``None``; then the floor is what needs no context.
-        scale: how far one item could change, for scores in a fixed range.
+    interval leaves room for that way, as that of the difference does. Arguments as of :func:`judge`.
     """
     least = floor if chance is None else np.full(len(visible), chance)
     best = visible if visible.mean() >= hidden.mean() else hidden

@@ -101,12 +101,8 @@ class ExportPlan:
 class Engine(abc.ABC):
     """One engine, with no state; a method for each part of a policy says what the engine makes of it.
 
-    A part that the engine has no setting for needs no method: that is the answer of this class.
-
-    Attributes:
-        name: how a user calls it.
-        file: name of the file that is written for it.
-        checked: which version of its documentation or source the answers were checked against, and when.
+    A part that the engine has no setting for needs no method. ``checked`` says which version of its documentation or source the
+    answers were checked against, and when.
     """
 
     name: ClassVar[str]

@@ -54,10 +54,9 @@ class Fit:
 class Residuals:
     """How well a fit does on texts that it was not made from; of query heads, float64.
 
-    Attributes:
-        explained: share of the variance of the sinks' scores, at most 1 (R²).
-        error: mean distance of the weight on nothing from that on the sinks.
-        weight: mean weight on the sinks.
+    ``explained`` is the share of the variance of the sinks' scores, at most 1 (R²), ``weight`` the mean weight on the
+    sinks, and
+    ``error`` the mean distance of the weight on nothing from it.
     """
 
     explained: Tensor

@@ -24,23 +24,20 @@ def two_sets(draw: Callable[[int], Samples], calibration: int, samples: int) -> 
     """Samples to take ranges from and samples to measure on."""
     require_counts(calibration, samples)
     needed = calibration + samples
-    rows, drawn, short = list[int](), None, None
     for times in TRIES:
         try:
             drawn = draw(times * needed)
-        except InputError as error:
-            if drawn is None:
+        except InputError:
+            if times == TRIES[0]:
                 raise
-            short = error
-            break
+            break  # there is no more
         rows = distinct(drawn)
         if len(rows) >= needed:
             return drawn.take(torch.tensor(rows[:calibration])), drawn.take(torch.tensor(rows[calibration:needed]))
-    assert drawn is not None  # it was drawn once at least
     raise InputError(
         f"the corpus gives {len(rows)} samples of which no two have {_run(drawn)} in common, and {needed} are wanted for "
         "calibration and measurement; lower `samples` or `calibration`, or give a longer corpus"
-    ) from short
+    )
 
 
 def divided(samples: Samples, calibration: int) -> tuple[Samples, Samples]:

@@ -18,14 +18,7 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.modules import linear_map, named_modules, of_peft, plain_module, submodule
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.integer_linear import (
-    Grid,
-    LinearSetting,
-    QuantizedLinear,
-    WeightCodes,
-    affine_grid,
-    weight_codes,
-)
+from sinklab.models.integer_linear import Grid, LinearSetting, QuantizedLinear, WeightCodes, affine_grid, weight_codes
 from sinklab.studies.measure.probing import TOKENS_PER_BATCH, UNKNOWN_POSITIONS, forward_arguments, sample_losses
 
 WHOLE_BITS = 16
@@ -113,15 +106,12 @@ Ranges = Mapping[str, Range]
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Treatment:
-    """How a model is quantised.
+    """How a model is quantised: by a scheme, with static grids from ``ranges``, one for all channels and tokens.
 
     Attributes:
-        scheme: bits.
-        ranges: of every site, for static grids of activations, one for all channels and tokens.
         sites: names of the sites that are quantised; ``None`` for all.
         per_token: a symmetric grid for every token's own range, in place of a static one.
-        positions: tokens whose activations stay whole.
-        channels: by site, those whose activations stay whole.
+        positions: tokens whose activations stay whole; ``channels``: by site, those that do.
     """
 
     scheme: Scheme
@@ -280,18 +270,21 @@ class Twin:
         order = {name: number for number, name in enumerate(self._blocks)}
         first = [min(order[site.block] for key, site in self.sites.items() if key in (one.sites or ())) for one in treatments]
         losses, done, batches = [], 0, self._batches(samples)
+        trusted: bool | None = None  # whether blocks give again what they gave and nothing passes them by: in the first batch
         for of_batch, batch in enumerate(batches):
             with replaying(self._blocks) as replay:
                 recorded = False
 
                 def compute(number: int, batch: Samples = batch, replay: Replay = replay) -> Tensor:
-                    nonlocal recorded
-                    if not recorded:
+                    nonlocal recorded, trusted
+                    if not recorded and trusted is None:
                         clean = sample_losses(self.model, batch)
                         replay.begin(len(order) - 1)
-                        if not torch.equal(sample_losses(self.model, batch).nan_to_num(), clean.nan_to_num()):
-                            replay.trusted = False  # something passes the blocks by
-                        recorded = True
+                        trusted = torch.equal(sample_losses(self.model, batch).nan_to_num(), clean.nan_to_num())
+                        trusted &= replay.trusted
+                    elif not recorded and trusted:
+                        self.model(**forward_arguments(self.model, batch, full_logits=False))
+                    replay.trusted, recorded = bool(trusted), True
                     replay.begin(first[number])
                     return self.losses(batch, treatments[number])
 

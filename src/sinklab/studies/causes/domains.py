@@ -21,7 +21,7 @@ from sinklab.studies.causes.samples import Samples, masked_samples, token_sample
 
 TEXTS, LENGTH = 64, 256
 """Texts of a domain and their tokens, if the model was trained on as many. That something costs is shown by a few dozen; that
-it costs nothing by some 250 at the least (:mod:`~sinklab.studies.causes.evidence`), and by more where effects vary."""
+it costs nothing by some 250 at the least (:mod:`~sinklab.studies.causes.labels`), and by more where effects vary."""
 LARGE, OF_LARGE = 5e7, (18, 64)
 """Parameters from which on a model is read fewer and shorter texts: an edit of a head costs it as much as a forward."""
 
