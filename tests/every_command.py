@@ -40,7 +40,7 @@ LINES: dict[str, Sequence[str]] = {
     "cache": ("cache llama --text random_tokens --window 16 --sinks 0,4 --tokens 64 --documents 1 --out cache",),
     "export": ("export cache --to llama.cpp,kvpress --policy 'sink_window 4+12'",),
     "causes": ("causes llama --heads 0.0,0.0+0.1 --sink 0 --domains random_tokens --texts 8 --seq-len 16 --out causes",),
-    "quantize": (f"quantize llama {QUICK} --samples 6 --calibration 2 --schemes w2a8,w4a16 --residual --out quantize",),
+    "quantize": (f"quantize llama {QUICK} --samples 6 --calibration 2 --schemes w2a8,w4a16 --out quantize",),
     "origin": ("origin llama --corpus random_tokens --samples 3 --seq-len 12 --controls 1 --out origin",),
     "fold": ("fold softmax --corpus random_tokens --samples 2 --seq-len 12 --out fold",),
     "depend": ("depend llama --task long_text:corpus=random_tokens --window 16 --sinks 4 --items 2 --out depend",),

@@ -236,10 +236,6 @@ def test_a_number_in_exponent_notation_is_a_number():
     assert with_overrides(PretrainingConfig(), ["optimizer.learning_rate=1e-3"]).optimizer.learning_rate == 0.001
 
 
-def test_a_field_may_be_said_by_another():
-    assert with_overrides(PretrainingConfig(), ["name=windowed", "data.corpus=${name}"]).data.corpus == "windowed"
-
-
 def test_null_clears_a_field():
     config = PretrainingConfig(model=Architecture(window=8))
     assert with_overrides(config, ["model.window=null"]).model.window is None
@@ -316,8 +312,3 @@ def test_other_numbers_are_refused_wherever_they_stand(value):
     for inside in (value, [value], {"y": value}, {"y": [0, (value,)]}):
         with pytest.raises(ConfigurationError, match=r"^`x`.*(expected a finite number|has 64 bits; expected a whole number)"):
             check_numbers("`x`", inside)
-
-
-def test_a_field_said_by_one_that_is_not_there():
-    with pytest.raises(ConfigurationError, match=r"^`changes` data\.corpus=\$\{nowhere\}: .*nowhere"):
-        with_overrides(PretrainingConfig(), ["data.corpus=${nowhere}"])

@@ -20,7 +20,7 @@ from sinklab.cli.derive import folder_name
 from sinklab.registry import KINDS
 from sinklab.results.run import Result
 from sinklab.results.table import make_table, read_run, read_table
-from sinklab.studies.audit.show import show
+from sinklab.studies.audit.found import show
 
 QUICK = ["--corpus", "random_tokens", "--samples", "3", "--seq-len", "12"]
 AUDIT = ["audit", "--no-cache", *QUICK]

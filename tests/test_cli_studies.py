@@ -44,16 +44,6 @@ def test_prints_what_to_use_and_then_a_table(checkpoint, tmp_path):
     assert summary["recommendation"] in page
 
 
-def test_json_is_the_summary_and_nothing_else(checkpoint, tmp_path):
-    out = tmp_path / "out"
-    result = run("cache", checkpoint, *CACHE, *NAMES, "--json", "--out", out)
-    summary = json.loads(result.stdout)
-    assert summary == read_run(out, "summary.json")
-    wanted = {"policy", "num_sinks", "window", "loss", "tokens_per_second", "bytes_held"}
-    assert all(wanted <= entry.keys() for entry in summary["policies"])
-    assert isinstance(summary["recommendation"], str)
-
-
 def test_all_policies_by_default_over_a_file(checkpoint, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     options = ["--text", tmp_path / "text.txt", "--tokens", 48, "--documents", 1, "--window", "12,20", "--sinks", "0,2"]
@@ -96,22 +86,10 @@ def test_table_and_files(checkpoint, tmp_path):
     assert {path.name for path in out.iterdir()} == {"report.html", "summary.json", "table.parquet", "run.json"}
     card = run("card", out).stdout
     assert first in card
-    assert f"sinklab causes {checkpoint} --sink=0 --texts=10 --seq-len=16 --domains=random_tokens\n" in card
+    assert f"sinklab causes {checkpoint} --sink=0 --corpus=random_tokens --texts=10 --seq-len=16\n" in card
     before = (out / "report.html").read_bytes()
     assert run("report", out).stdout.strip() == str(out / "report.html")
     assert (out / "report.html").read_bytes() == before
-
-
-def test_json_is_the_summary(checkpoint):
-    result = run("causes", checkpoint, *CAUSES, "--heads", "1.0,0.1", "--json", "--seed", 3)
-    summary = json.loads(result.stdout)
-    assert sorted((head["layer"], head["head"]) for head in summary["heads"]) == [(0, 1), (1, 0)]
-    assert {
-        "heads", "counts", "sink", "texts", "level", "minimal_effect", "location",
-        "notes",
-    } <= set(summary)  # fmt: skip
-    assert {"layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects"} <= set(summary["heads"][0])
-    assert summary["texts"] == 10
 
 
 def test_the_section_of_an_audit(checkpoint, tmp_path):
@@ -128,7 +106,7 @@ def test_the_section_of_an_audit(checkpoint, tmp_path):
     section = json.loads((out / "summary.json").read_text())["causes"]
     assert len(section["heads"]) == 4
     assert section["texts"] == 64
-    assert "Edits of a head on random_tokens" in (out / "report.html").read_text(encoding="utf-8")
+    assert "Every head on random_tokens" in (out / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -205,9 +183,7 @@ def test_table_and_files_of_trigger(tmp_path):
     ]
     text = " ".join(result.stdout.split())
     assert "relu:uncounted=0 was not trained: every choice of maps is off by 0.0333 or more." in text
-    assert (
-        "none is divided by i - 1 of i visible keys, so that no mean over i - 1 tokens comes out (--anyway trains it)" in text
-    )
+    assert "none is divided by i - 1 of i visible keys, so that no mean over i - 1 tokens comes out" in text
     assert result.stderr == ""
     table = read_table(out / "table.parquet")
     assert set(table["operation"]) == {"softmax", "softmax_plus_one"}
@@ -221,9 +197,6 @@ def test_table_and_files_of_trigger(tmp_path):
     ]
     assert on_bos == pytest.approx(expected, abs=1e-3)
     assert read_run(out)["config"]["learning_rate"] == 1e-3
-    assert {path.name for path in out.glob("*.png")} == {
-        f"{name}-seed{seed}.png" for name in ("softmax", "softmax_plus_one") for seed in (0, 1)
-    }
 
 
 def test_json_is_the_runs():
@@ -240,13 +213,6 @@ def test_json_is_the_runs():
     layer, head = first["strongest_head"]
     assert first["bos_weight_mean"] == by_head[layer][head] == max(max(row) for row in by_head)
     assert first["bos_weight_min"] == first["head_bos_weight_min"][layer][head]
-
-
-def test_anyway_trains_what_cannot_be():
-    (entry,) = json.loads(run("trigger", "--operation", "sigmoid", "--anyway", "--cap", 2, "--seeds", 0, "--json").stdout)[
-        "runs"
-    ]
-    assert (entry["operation"], entry["outcome"], entry["bos_weight_bound"]) == ("sigmoid", "cap", None)
 
 
 GIVEN = {"cache": CACHE, "causes": CAUSES}
@@ -286,7 +252,6 @@ GIVEN = {"cache": CACHE, "causes": CAUSES}
         ("trigger", ["--operation", "sofmax"], "no operation is called 'sofmax'. Did you mean 'softmax'?"),
         ("trigger", ["--operation", "relu:counted=1"], "operation 'relu' has no setting 'counted'"),
         ("trigger", ["--operation", ","], "0 operations, 3 seeds and 1,000 samples"),
-        ("trigger", ["--resume"], "--resume is about an output directory; give one with --out"),
         ("trigger", ["--operation", "sigmoid"], "operation 'sigmoid' cannot do the task: each weight depends on its own score"),
         ("trigger", ["--no-bos", "--operation", "softmax"], "without BOS there is no token that could carry nothing"),
     ],

@@ -208,7 +208,7 @@ def test_settings_are_written_behind_a_colon_and_checked():
     assert policies.make("pinned:pinned=[0, 2],window=8").pinned == (0, 2)
     assert policies.make({"name": "pinned", "pinned": [0, 2]}) == policies.make("pinned:pinned=[0,2]")
     assert probes.settings(probes.make("entropy:sink_position=2")) == {"name": "entropy", "sink_position": 2}
-    assert interventions.settings(interventions.make("scale_head:heads={0: [1]},factor=2"))["heads"] == {0: [1]}
+    assert interventions.settings(interventions.make("hide_key:heads={0: [1]},spare=2"))["heads"] == {0: [1]}
     assert tasks.make("passkey:distances=[0.5, 2]").distances == (0.5, 2.0)
     assert recipes.make("tiny:model.window=8,training.batch_size=2").model.window == 8
 

@@ -15,7 +15,7 @@ from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Ratio, Value
 from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.numbers.attention import attention_numbers
-from sinklab_claims.variants import UNCHANGED, Fields, has_no_sink, has_sink, of_paper, without_bos_in_front
+from sinklab_claims.variants import Fields, has_no_sink, has_sink, of_paper, without_bos_in_front
 
 barbero = of_paper("barbero2025", "Barbero et al. 2025 (arXiv 2504.02732)")
 
@@ -81,8 +81,7 @@ def bos_removed() -> Fields:
             has_no_sink(BASELINE, "sink_rate_without"),
             Part("the loss rises", Value("loss_without", BASELINE), more_than=0.02),
         ),
-        variants=(UNCHANGED,),
+        costs={},
         checkpoint=OnCheckpoint(not_about=without_bos_in_front),
         read_outs=("sinks", without_bos),
-        costs={"tiny": "minutes", "small": "hours"},
     )

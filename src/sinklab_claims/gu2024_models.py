@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
@@ -28,11 +27,6 @@ from sinklab_claims.contract.effect import Difference, Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
 from sinklab_claims.numbers.attention import SAMPLES, look
 from sinklab_claims.variants import (
-    ALIBI,
-    LEARNED_POSITIONS,
-    NO_POSITIONS,
-    RELATIVE_POSITIONS,
-    ROTARY,
     SINK,
     UNCHANGED,
     Fields,
@@ -58,17 +52,6 @@ PUBLISHED_NORMS = (
 )
 
 
-def _stands_out(label: str) -> tuple[Part, ...]:
-    """The four ways in which the sink token of a model stands out."""
-    angle = Difference("cosine_first", label, label, "cosine_other")
-    return (
-        has_massive(label),
-        Part("its key is small", Value("key_ratio_sink", label), less_than=SMALL),
-        Part("its value is small", Value("value_ratio_sink", label), less_than=SMALL),
-        Part("queries point to its key more than to others", angle, more_than=0.2),
-    )
-
-
 @claims.register("hidden_key_value_norms")
 @gu
 def hidden_key_value_norms() -> Fields:
@@ -79,12 +62,20 @@ def hidden_key_value_norms() -> Fields:
     return dict(
         where="section 3.1",
         published=PUBLISHED_NORMS,
-        variants=(UNCHANGED,),
+        costs={},
         checkpoint=OnCheckpoint(about="text"),
-        bases=("bos", "no-bos"),
         read_outs=("sinks", "norms"),
         presupposes=(has_sink(),),
-        parts=_stands_out(BASELINE),
+        parts=(
+            has_massive(),
+            Part("its key is small", Value("key_ratio_sink", BASELINE), less_than=SMALL),
+            Part("its value is small", Value("value_ratio_sink", BASELINE), less_than=SMALL),
+            Part(
+                "queries point to its key more than to others",
+                Difference("cosine_first", BASELINE, BASELINE, "cosine_other"),
+                more_than=0.2,
+            ),
+        ),
     )
 
 
@@ -93,46 +84,31 @@ def hidden_key_value_norms() -> Fields:
 REPEATED = "sink_rate_repeated_no_bos"
 
 
-def _keeps_half(label: str) -> Part:
-    """Random tokens, with nothing in front, keep more than half of the sink rate."""
-    says = f"random tokens, with nothing in front, keep most of the sink with {label}"
-    return Part(says, Ratio("sink_rate_random_no_bos", label, label, "sink_rate"), more_than=0.5)
+KEEPS_HALF = Part(
+    "random tokens, with nothing in front, keep most of the sink",
+    Ratio("sink_rate_random_no_bos", BASELINE, BASELINE, "sink_rate"),
+    more_than=0.5,
+)
 
 
 @claims.register("inputs_by_position")
 @gu
 def inputs_by_position() -> Fields:
-    """Random tokens keep the sink; one token repeated keeps it with learned positions, and loses it without positions, with
-    ALiBi and with relative ones.
+    """With learned positions random tokens keep the sink, and so does one token repeated.
 
-    Learned positions against three schemes of which ``repeated_token_laws`` says what one token repeated does to them. Rows of
-    both kinds have nothing in front: where the training had BOS, a sink that is at that token and not at its position is lost
-    with it, and would be kept by any row that begins with it. Rotary positions, with which the paper measured, have a claim of
-    their own, ``inputs_with_rotary_positions``.
+    Rows of both kinds have nothing in front: where the training had BOS, a sink that is at that token and not at its position
+    is lost with it, and would be kept by any row that begins with it. ``repeated_token_laws`` says what one token repeated does
+    without positions, with ALiBi and with relative ones, of which ``results/tiny-bos.json`` has trainings.
     """
-    others = (NO_POSITIONS, ALIBI, RELATIVE_POSITIONS)
-    keeps = (_keeps_half(LEARNED_POSITIONS.label), has_sink(LEARNED_POSITIONS.label, REPEATED))
     return dict(
         where="table 1 and section 3.3",
-        published="GPT2-XL, which learns positions: natural 77.00, random 70.29, repeated 62.28; LLaMA3-8B 99.02, 91.23, 0.00. "
-        "That the three other schemes lose it is derived, not measured.",
-        variants=(UNCHANGED, LEARNED_POSITIONS, *others),
-        bases=("no-bos", "bos"),
+        published="GPT2-XL, which learns positions: natural 77.00, random 70.29, repeated 62.28; LLaMA3-8B 99.02, 91.23, 0.00.",
+        costs={},
+        bases=("no-bos",),
         read_outs=("sinks", "inputs"),
-        checkpoint=OnCheckpoint(
-            label=LEARNED_POSITIONS.label,
-            about="text",
-            presupposes=(has_sink(LEARNED_POSITIONS.label),),
-            parts=keeps,
-            not_about=only_about("learned"),
-        ),
-        presupposes=(has_sink(LEARNED_POSITIONS.label), *(has_sink(variant.label) for variant in others)),
-        parts=(
-            *keeps,
-            # Equal tokens get weights of the distance alone (repeated_token_laws): 1/t, and less for far ones under ALiBi.
-            # What relative positions have learned may favour the farthest key, which is the first, so there it is no theorem.
-            *(dataclasses.replace(has_no_sink(of.label, REPEATED), proved=of is not RELATIVE_POSITIONS) for of in others),
-        ),
+        checkpoint=OnCheckpoint(about="text", not_about=only_about("learned")),
+        presupposes=(has_sink(),),
+        parts=(KEEPS_HALF, has_sink(metric=REPEATED)),
     )
 
 
@@ -141,27 +117,20 @@ def inputs_by_position() -> Fields:
 def inputs_with_rotary_positions() -> Fields:
     """With rotary positions random tokens keep the sink, and one token repeated loses it, both without BOS in front.
 
-    It presupposes a sink with rotary positions, which very small models do not have; nothing follows from losing none. Rows of
-    both kinds have nothing in front, as in the paper. The models that it names read BOS in front of natural text.
+    Rows of both kinds have nothing in front, as in the paper. The models that it names read BOS in front of natural text.
     """
     return dict(
         where="table 1 and section 3.3",
         published="Natural, random, repeated: LLaMA2-7B 92.47, 90.13, 0.00; LLaMA3-8B 99.02, 91.23, 0.00; Mistral-7B 97.49, "
         "75.21, 0.00.",
-        variants=(UNCHANGED, ROTARY),
-        bases=("bos", "no-bos"),
+        costs={},
         read_outs=("sinks", "inputs"),
         checkpoint=OnCheckpoint(
-            label=ROTARY.label,
             not_about=only_about("rotary"),
             remark="Where BOS carries the sink, both kinds of rows lose it with BOS, and both have it behind BOS.",
         ),
-        evidence={
-            "small": "BOS carries the sink here: behind BOS random tokens have a sink rate of 12 to 21 %, and one token "
-            "repeated of 15 to 19 %, so that what is lost is BOS and not the language"
-        },
-        presupposes=(has_sink(ROTARY.label),),
-        parts=(_keeps_half(ROTARY.label), has_no_sink(ROTARY.label, REPEATED)),
+        presupposes=(has_sink(),),
+        parts=(KEEPS_HALF, has_no_sink(BASELINE, REPEATED)),
     )
 
 

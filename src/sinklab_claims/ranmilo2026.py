@@ -9,7 +9,7 @@ import torch
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
 from sinklab.studies.theory.trigger_bounds import relu_solution, trigger_batch
-from sinklab.studies.trigger.evaluation import SINK
+from sinklab.studies.trigger.lab import SINK
 from sinklab.studies.trigger.trigger import trigger
 from sinklab_claims.contract.claim import Part, Scale
 from sinklab_claims.contract.effect import Extreme, Numbers, Trend, Value
@@ -46,10 +46,7 @@ def trained_numbers(operation: str, seed: int, **fields: Any) -> dict[str, float
     by_head = record["head_bos_weight_mean"]
     if by_head is not None:
         means = [mean for layer in by_head for mean in layer]
-        numbers |= {
-            "head_bos_weight_largest": max(means),
-            "sinking_heads": len(record["sinking_heads"]),
-        }
+        numbers |= {"head_bos_weight_largest": max(means), "sinking_heads": len(record["sinking_heads"])}
     return {name: float(number) for name, number in numbers.items() if number is not None}
 
 

@@ -19,13 +19,13 @@ from sinklab.models.losses import is_causal_lm
 from sinklab.registry import claims
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Metric
-from sinklab.studies.causes import experiment
+from sinklab.studies.causes.effects import change, runs, text_losses
 from sinklab.studies.causes.readout import readout_for
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Value
 from sinklab_claims.contract.trained import MeasuredModel, gives
-from sinklab_claims.variants import UNCHANGED, Fields, of_paper
+from sinklab_claims.variants import Fields, of_paper
 
 sun = of_paper("sun2024", "Sun et al. 2024 (arXiv 2402.17762)")
 
@@ -114,15 +114,15 @@ def massive_activations(model: nn.Module, samples: Samples, *, batch_size: int =
     readout = readout_for(model)
     for criterion in CRITERIA:
         made = functools.partial(_peaks, criterion)
-        runs = list(experiment.runs(model, samples, readout, probes=made, batch_size=batch_size))
-        probes = [(run.start, probe) for run in runs for probe in run.probes if isinstance(probe, _Peaks)]
+        done = list(runs(model, samples, readout, probes=made, batch_size=batch_size))
+        probes = [(run.start, probe) for run in done for probe in run.probes if isinstance(probe, _Peaks)]
         seen: Seen = defaultdict(dict)
         for start, probe in probes:
             for layer, text, position, channel, value in probe.hits:
                 seen[start + text, position, channel][layer] = value
         if seen:
             break
-    clean = torch.cat([run.losses.nanmean(1) for run in runs]).numpy()
+    clean = torch.cat([run.losses.nanmean(1) for run in done]).numpy()
     largest: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for _, probe in probes:
         for layer, cases in probe.largest.items():
@@ -133,8 +133,8 @@ def massive_activations(model: nn.Module, samples: Samples, *, batch_size: int =
     for name in ("zero", "mean", "control") if seen else ():
         points = _points(seen, name, len(samples), probes[0][1].width, torch.Generator().manual_seed(seed))
         edits = functools.partial(_set_points, points)
-        edited = experiment.text_losses(model, samples, readout, edits, batch_size=batch_size)
-        losses[name] = experiment.change(edited, clean, "massive activations")
+        edited = text_losses(model, samples, readout, edits, batch_size=batch_size)
+        losses[name] = change(edited, clean, "massive activations")
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for (_, position, channel), values in seen.items():
         found[position, channel].append(max(values.values(), key=abs))
@@ -244,7 +244,7 @@ def massive_mean_against_zero() -> Fields:
             Part("zero ruins", Value("zero", BASELINE), more_than=0.5),
             Part("the mean does not", Value("mean", BASELINE), less_than=0.02),
         ),
-        variants=(UNCHANGED,),
+        costs={},
         checkpoint=OnCheckpoint(about="text", reads="context"),
         read_outs=(edited,),
     )

@@ -11,7 +11,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.registry import read_outs
 from sinklab.results.metric import Metric
 from sinklab.testing._checks import Checks, first_line
-from sinklab_claims.contract.claim import COSTS, SCALES, Claim, Part
+from sinklab_claims.contract.claim import BASELINE, COSTS, SCALES, Claim, Part
 from sinklab_claims.contract.effect import Difference, Extreme, Numbers, Ratio, Rise, Slope, Trend, Value
 from sinklab_claims.reproduce.store import make_cells
 from sinklab_claims.verdict.rule import judge_part
@@ -92,20 +92,15 @@ def _produced(check: Checks, claim: Claim) -> set[str] | None:
 
 
 def _on_checkpoint(check: Checks, claim: Claim, produced: set[str] | None) -> None:
-    """A checkpoint in the place of a variant gives what its read-outs give, and nothing that training alone knows."""
+    """A checkpoint gives what the read-outs give, and nothing that training alone knows."""
     how = claim.checkpoint
     if how is None:
         return
-    labels = [variant.label for variant in claim.variants]
-    if how.measure is None and labels:
-        check.require(how.label in labels, "checkpoint", f"a label of {', '.join(labels)}", how.label)
-    parts = (*(how.parts or claim.parts), *(claim.presupposes if how.presupposes is None else how.presupposes))
-    for part in parts:
+    for part in (*(how.parts or claim.parts), *claim.presupposes):
         _either_way(check, part)
         for label, metric in sorted(part.effect.needs()) if how.measure is None else ():
-            known = label == how.label and metric not in ALWAYS and (produced is None or metric in produced)
-            number = f"{metric} of {label}"
-            check.require(known, "checkpoint", f"{part.says!r} to need numbers of its read-outs", number)
+            known = label == BASELINE and metric not in ALWAYS and (produced is None or metric in produced)
+            check.require(known, "checkpoint", f"{part.says!r} to need numbers of its read-outs", f"{metric} of {label}")
 
 
 def _either_way(check: Checks, part: Part) -> None:

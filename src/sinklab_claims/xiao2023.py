@@ -26,7 +26,7 @@ from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, gives
 from sinklab_claims.numbers.attention import batches
-from sinklab_claims.variants import UNCHANGED, Fields, has_sink, of_paper
+from sinklab_claims.variants import Fields, has_sink, of_paper
 
 xiao = of_paper("xiao2023", "Xiao et al. 2023 (arXiv 2309.17453)")
 
@@ -112,7 +112,7 @@ def window_fails_sinks_restore() -> Fields:
     """A softmax model that sees only a window of recent tokens loses far more than the context it is denied is worth: with four
     first tokens in the window's budget the loss is that of re-computing the window.
 
-    Within the trained context, so that nothing fails but the eviction; seeds are trainings.
+    Within the trained context, so that nothing fails but the eviction.
     """
     restored = Difference("window_4", BASELINE, BASELINE, "re_computation")
     return dict(
@@ -124,7 +124,7 @@ def window_fails_sinks_restore() -> Fields:
             window_fails(BASELINE, "without the first tokens the loss rises"),
             Part("with four it is that of re-computation", restored, less_than=MARGIN),
         ),
-        variants=(UNCHANGED,),
+        costs={},
         checkpoint=OnCheckpoint(reads="context"),
         read_outs=("sinks", first_tokens),
     )
@@ -168,27 +168,20 @@ def _begins_alike(checkpoint: Checkpoint) -> str:
 @xiao
 def one_sink_is_too_few() -> Fields:
     """A model whose training samples begin with no fixed token spreads its sink over several first tokens, so that one of them
-    beside a window is too few; with a learned token in front of every sample one is enough.
+    beside a window is too few.
 
-    The paper's reason: samples that begin anyhow have no token that could be the sink alone. Hence without BOS.
+    The paper's reason: samples that begin anyhow have no token that could be the sink alone.
     """
-    too_few = Part("one first token is too few", Value("left_by_one", PLAIN.label), more_than=LEFT)
     return dict(
         where="section 3.3 and Table 3",
         published="Perplexity with one and with four first tokens: plain model 18.49 and 18.05, learnable sink 18.01 and "
         "18.02.",
-        presupposes=(window_fails(PLAIN.label, "the plain model fails without first tokens"),),
-        parts=(too_few, Part("one sink token is enough", Value("left_by_one", TOKEN.label), less_than=LEFT)),
-        variants=(PLAIN, TOKEN),
-        read_outs=(first_tokens,),
+        costs={},
         bases=("no-bos",),
-        checkpoint=OnCheckpoint(
-            label=PLAIN.label,
-            parts=(too_few,),
-            reads="context",
-            not_about=_begins_alike,
-            remark="A checkpoint answers for the model without a sink token.",
-        ),
+        presupposes=(window_fails(BASELINE, "the model fails without first tokens"),),
+        parts=(Part("one first token is too few", Value("left_by_one", BASELINE), more_than=LEFT),),
+        read_outs=(first_tokens,),
+        checkpoint=OnCheckpoint(reads="context", not_about=_begins_alike),
     )
 
 

@@ -20,8 +20,8 @@ from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import BASELINE, OfCheckpoint, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Difference, Numbers, Rise
 from sinklab_claims.contract.trained import Checkpoint, Reads
-from sinklab_claims.variants import UNCHANGED, Fields
-from sinklab_claims.xiao2023 import MARGIN, first_tokens, window_fails, xiao
+from sinklab_claims.variants import Fields
+from sinklab_claims.xiao2023 import MARGIN, window_fails, xiao
 
 LAST = 128
 """Tokens at the end of every text at which re-computation, which reads a whole window for each, is compared."""
@@ -359,14 +359,10 @@ def recomputation_equals_sinks() -> Fields:
         published="Perplexity 5.43 with re-computation, 5.40 with sinks, 5158 with neither (Llama-2-13B): 0.006 nats apart.",
         presupposes=(window_fails(BASELINE, "a window without sinks fails"),),
         parts=(Part("re-computation and sinks agree", agree, more_than=-MARGIN, less_than=MARGIN),),
-        variants=(UNCHANGED,),
         bases=("no-bos",),
-        read_outs=("sinks", first_tokens),
-        checkpoint=OnCheckpoint(
-            measure=on_checkpoint(of_long_texts),
-            reads="long",
+        **about_long_texts(
+            of_long_texts,
             remark="Windows begin with BOS where the tokenizer puts it in front of a text; whether every row of the "
             "training did, a checkpoint does not say.",
         ),
-        costs={"tiny": "minutes"},
     )

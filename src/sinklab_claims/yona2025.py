@@ -13,11 +13,11 @@ from sinklab.attention.probe import Watcher
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, Metric
 from sinklab.training.rows import token_losses
-from sinklab_claims.contract.claim import OnCheckpoint, Part
+from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Difference, Value
 from sinklab_claims.contract.trained import MeasuredModel, gives
 from sinklab_claims.numbers.attention import batches, first_rows, look
-from sinklab_claims.variants import ROTARY, Fields, has_sink, of_paper, without_bos_in_front
+from sinklab_claims.variants import Fields, has_sink, of_paper, without_bos_in_front
 
 yona = of_paper("yona2025", "Yona et al. 2025 (arXiv 2503.08908)")
 
@@ -117,17 +117,17 @@ def false_sinks(trained: MeasuredModel) -> dict[str, float]:
 
 
 def _takes(kind: str) -> Part:
-    label = ROTARY.label
-    return Part(f"{kind} tokens take attention", Difference(f"taken_by_{kind}", label, label, "taken_by_text"), more_than=SHARE)
+    more = Difference(f"taken_by_{kind}", BASELINE, BASELINE, "taken_by_text")
+    return Part(f"{kind} tokens take attention", more, more_than=SHARE)
 
 
 def _takes_away(kind: str) -> Part:
-    less = Difference(f"first_beside_{kind}", ROTARY.label, ROTARY.label, "first_beside_text")
+    less = Difference(f"first_beside_{kind}", BASELINE, BASELINE, "first_beside_text")
     return Part(f"the first token keeps less beside {kind} tokens", less, less_than=-SHARE)
 
 
 def _costs(kind: str) -> Part:
-    return Part(f"predictions behind {kind} tokens are worse", Value(f"cost_of_{kind}", ROTARY.label), more_than=COST)
+    return Part(f"predictions behind {kind} tokens are worse", Value(f"cost_of_{kind}", BASELINE), more_than=COST)
 
 
 @claims.register("false_sinks_in_a_prompt")
@@ -136,14 +136,14 @@ def false_sinks_in_a_prompt() -> Fields:
     """A prompt can hold false sinks: further BOS tokens and one token repeated draw attention as the first token does, which
     keeps less, and predictions behind them are worse.
 
-    Rotary positions, as in the paper's models: with learned ones the first place is known by itself. Eight tokens of another
-    text in the same place are what is compared with, so that positions are alike.
+    Eight tokens of another text in the same place are what is compared with, so that positions are alike. With learned
+    positions the first place is known by itself; the paper's models have rotary ones.
     """
     return dict(
         published="No such number: one word repeated sets off the circuit that marks the first token, and models diverge.",
-        variants=(ROTARY,),
+        costs={},
         read_outs=("sinks", false_sinks),
-        presupposes=(has_sink(ROTARY.label),),
+        presupposes=(has_sink(),),
         parts=tuple(part(kind) for part in (_takes, _takes_away, _costs) for kind in ("bos", "repeated")),
-        checkpoint=OnCheckpoint(label=ROTARY.label, not_about=without_bos_in_front),
+        checkpoint=OnCheckpoint(not_about=without_bos_in_front),
     )

@@ -2,12 +2,17 @@
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
+from sinklab.attention.anatomy import over_depth
+from sinklab.attention.host_arguments import lean_arguments
+from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
+from sinklab.probes.sink_rate import SinkRate
 
 from .harness import STEPS, Recorded, Recorder, decode, recorded
-from .zoo import LENGTH, PADDING, ZOO, batch_of, build, model_of
+from .zoo import LENGTH, PADDING, VOCAB, ZOO, Entry, batch_of, build, grouped, model_of
 
 WINDOW = 4
 SLIDING_FAMILIES = ("mistral", "gemma3", "olmo3", "gpt_oss", "phi3", "cohere2")
@@ -93,6 +98,23 @@ def test_padding_does_not_change_the_measured_weights(family: str, backend: str)
         assert (one_sum[1, :, :PADDING] == 0).all()
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "xglm", "bert", "roberta", "llama"])
+def test_what_we_run_on_rows_padded_on_the_left_is_what_the_text_alone_gives(family: str) -> None:
+    """A model with a table of positions numbers padding too, unless it is told; RoBERTa's counts from the id of padding."""
+    model = build(ZOO[family])
+    padding = model.config.pad_token_id or 0
+    ids = torch.randint(2, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    ahead = torch.full((1, PADDING), padding)
+    padded = {
+        "input_ids": torch.cat((ahead, ids), 1),
+        "attention_mask": (torch.arange(PADDING + LENGTH) >= PADDING).long()[None],
+    }
+    with torch.no_grad():
+        alone = model(**lean_arguments(model, {"input_ids": ids}, logits=True))[0]
+        behind = model(**lean_arguments(model, padded, logits=True))[0][:, PADDING:]
+    torch.testing.assert_close(behind, alone, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_packed_documents_restart_the_count(family: str, backend: str) -> None:
@@ -153,3 +175,25 @@ def test_cross_attention_numbers_keys_by_the_encoder() -> None:
         assert torch.equal(record.call.key_positions[0], torch.arange(LENGTH))
         assert record.call.key_positions[1].tolist() == [*range(LENGTH - PADDING), *[-1] * PADDING]
         assert (record.weights[1, :, :, LENGTH - PADDING :] == 0).all()
+
+
+@pytest.mark.skipif(not hasattr(transformers, "Inkling2ForCausalLM"), reason="transformers has no Inkling 2 yet")
+def test_blocks_of_a_model_are_no_tokens() -> None:
+    """Inkling 2 also attends over its earlier blocks; the rate of the first token is that of its attention over tokens."""
+    small = grouped(
+        num_hidden_layers=4, head_dim=8, swa_num_attention_heads=4, swa_num_key_value_heads=2, swa_head_dim=8,
+        moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, unpadded_vocab_size=VOCAB, sliding_window=64,
+        layer_types=["hybrid_sliding", "hybrid"] * 2, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = build(Entry("inkling2", "decoder", "Inkling2ForCausalLM", small))
+    ids = torch.randint(2, VOCAB, (4, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        weights = model(input_ids=ids, use_cache=False, output_attentions=True).attentions
+        with attend(model, [SinkRate(threshold=0.3)]) as session:
+            model(input_ids=ids, use_cache=False)
+    expected = [100 * (layer[..., 0].mean(-1) > 0.3).double().mean().item() for layer in weights]
+    table = session.table()
+    found = table[(table.metric == "gu2024") & (table.key_position == 0) & table.module.notna()]
+    assert found.groupby("module", sort=False).value.mean().tolist() == pytest.approx(expected)
+    assert len(over_depth(model)) == 8  # in front of every sublayer but the first, and of the head
+    assert not looks_ahead(model)

@@ -172,6 +172,7 @@ DECODERS = (
     Entry("opt", "decoder", "OPTForCausalLM", shape(ffn_dim=48, word_embed_proj_dim=32)),
     Entry("stablelm", "decoder", "StableLmForCausalLM", grouped()),
     Entry("cohere", "decoder", "CohereForCausalLM", grouped()),
+    Entry("nanochat", "decoder", "NanoChatForCausalLM", grouped()),
     Entry("cohere2", "decoder", "Cohere2ForCausalLM", grouped(sliding_window=4, layer_types=SLIDING)),
     Entry("granite", "decoder", "GraniteForCausalLM", grouped(attention_multiplier=0.5)),
     Entry("nemotron", "decoder", "NemotronForCausalLM", grouped()),

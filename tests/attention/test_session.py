@@ -25,7 +25,7 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.seam import register_operation
 from sinklab.attention.session import attend, table_of
 from sinklab.errors import ConfigurationError, InputError, SessionError, UnsupportedModelError
-from sinklab.interventions.scale_head import ScaleHead
+from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.models.attach import attach
@@ -141,14 +141,14 @@ def test_the_table_names_what_was_changed():
     """The column is null when nothing was, also where the settings of an intervention change nothing."""
     model = make_sinklm()
     edits = [
-        ScaleHead(heads={0: range(1), 1: ()}, factor=0.5),
+        HideKey(heads={0: range(1), 1: ()}, spare=2),
         ZeroValue(heads={1: [0]}, place=torch.zeros(len(IDS), 1, dtype=torch.int64)),
-        ScaleHead(factor=1.0),
+        ZeroHead(heads={}),
     ]
     with torch.no_grad(), attend(model, [SinkRate()], edits) as session:
         model(input_ids=IDS)
     assert set(session.table()["intervention"]) == {
-        'scale_head:heads={"0": [0], "1": []},factor=0.5; zero_value:heads={"1": [0]}'
+        'hide_key:heads={"0": [0], "1": []},place=0,spare=2; zero_value:heads={"1": [0]}'
     }
     assert set(session.table(intervention="mine")["intervention"]) == {"mine"}
     for unchanged in ([], edits[2:]):
@@ -393,7 +393,7 @@ def test_a_session_that_is_over_holds_no_cache_and_goes_through_pickle():
     """To another process, with all its results; a copy goes the same way."""
     model, tokens = make_sinklm(), torch.randint(0, 60, (2, 12))
     cache = DynamicCache(config=model.config)
-    with torch.no_grad(), attend(model, [SinkRate(), HiddenNorm()], [ScaleHead(heads={0: [1]}, factor=0.5)]) as over:
+    with torch.no_grad(), attend(model, [SinkRate(), HiddenNorm()], [ZeroHead(heads={0: [1]})]) as over:
         model(input_ids=tokens, past_key_values=cache)
     held = weakref.ref(cache)
     del cache

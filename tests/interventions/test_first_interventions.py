@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from edited_runs import ROUNDING, Spy, first_call, head_outputs, logits
+from edited_runs import ROUNDING, Scaled, Spy, first_call, head_outputs, logits
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab import attend
@@ -12,7 +12,6 @@ from sinklab.attention.intervention import NEAR
 from sinklab.errors import ConfigurationError, SessionError, UnsupportedModelError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
-from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.testing import tiny_models
@@ -57,9 +56,9 @@ def test_interventions_compose_in_the_order_of_their_stages(tokens):
 
 def test_a_head_that_is_named_twice_is_edited_once(tokens):
     model, name = tiny_models()["llama"], "model.layers.0.self_attn"
-    once = logits(model, tokens, ScaleHead(heads={0: (1, 2)}, factor=0.5))
-    assert torch.equal(logits(model, tokens, ScaleHead(heads={0: (1, 1, 2)}, factor=0.5)), once)
-    assert torch.equal(logits(model, tokens, ScaleHead(heads={0: (1,), name: (2, 1)}, factor=0.5)), once)
+    once = logits(model, tokens, Scaled(heads={0: (1, 2)}, factor=0.5))
+    assert torch.equal(logits(model, tokens, Scaled(heads={0: (1, 1, 2)}, factor=0.5)), once)
+    assert torch.equal(logits(model, tokens, Scaled(heads={0: (1,), name: (2, 1)}, factor=0.5)), once)
 
 
 def test_probes_see_the_edited_call(tokens):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import threading
 
 import pytest
 import torch
 import transformers
-from edited_runs import ROUNDING, Spy, first_call, head_outputs, logits
+from edited_runs import ROUNDING, Added, Scaled, Spy, first_call, head_outputs, logits
 
 from sinklab import attend
-from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.interventions.add_score import AddScore
+from sinklab.errors import ConfigurationError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.resample_head import ResampleHead
-from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.set_activation import SetActivation
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -48,13 +45,13 @@ def test_scores(llama, tokens, dense):
     scores, _, values, _ = dense
     more = scores.clone()
     more[:, :, 2] += 1.5
-    found = first_head(llama, tokens, AddScore(heads={0: (1,)}, place=2, amount=1.5))
+    found = first_head(llama, tokens, Added(heads={0: (1,)}, place=2, amount=1.5))
     assert (found - more.softmax(-1) @ values).abs().max() < ROUNDING
 
 
 def test_outputs(llama, tokens, dense):
     clean = dense[3][:, 1]
-    assert (first_head(llama, tokens, ScaleHead(heads={0: (1,)}, factor=-0.5)) + clean / 2).abs().max() < ROUNDING
+    assert (first_head(llama, tokens, Scaled(heads={0: (1,)}, factor=-0.5)) + clean / 2).abs().max() < ROUNDING
     assert torch.equal(first_head(llama, tokens, ResampleHead(heads={0: (1,)})), clean[[1, 2, 0]])
     assert torch.equal(first_head(llama, tokens, ResampleHead(heads={0: (1,)}, shift=-1)), clean[[2, 0, 1]])
 
@@ -75,12 +72,10 @@ def test_texts_of_other_lengths_give_what_they_have(llama, tokens):
     assert torch.equal(edited[1, 4:], clean[0, :5])
 
 
-def test_every_query_of_a_packed_row_is_resampled(llama, tokens):
-    """Documents that are shorter in the other row are counted back from their ends, and further ones come from its first."""
+def test_rows_of_several_documents_are_refused(llama, tokens):
     rows = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6, 7, 8]])
-    clean, edited = resampled(llama, input_ids=tokens[:2], position_ids=rows, use_cache=False)
-    assert torch.equal(edited[0], clean[1, rows[0]])
-    assert torch.equal(edited[1], clean[0, [0, 1, 2, 3, 4, 3, 2, 1, 0]])
+    with pytest.raises(ConfigurationError, match="a row of several documents has no other text"):
+        resampled(llama, input_ids=tokens[:2], position_ids=rows, use_cache=False)
 
 
 def test_samples_of_different_lengths_get_the_next_longer_one(llama):
@@ -105,7 +100,7 @@ def test_samples_of_different_lengths_get_the_next_longer_one(llama):
 def test_half_precision_is_rounded_once_at_the_end(tokens):
     """bfloat16 keeps 8 bits, so a number of the head's output is off by 2⁻⁹ of itself, and by as much before the edit."""
     model = tiny_models()["llama"].bfloat16()
-    edits = ScaleHead(heads={0: (1,)}, factor=3.0), ScaleHead(heads={0: (1,)}, factor=1 / 3)
+    edits = Scaled(heads={0: (1,)}, factor=3.0), Scaled(heads={0: (1,)}, factor=1 / 3)
     calls = [first_call(model, *edits[:number], input_ids=tokens).head_outputs for number in (0, 2)]
     assert {call.dtype for call in calls} == {torch.bfloat16}
     assert torch.equal(calls[1], calls[0])
@@ -133,37 +128,14 @@ def tiny(operation, **settings):
 
 def test_sigmoid_scores_are_log_odds(tokens):
     model = tiny("sigmoid")
-    clean, edited = (first_call(model, *edits, input_ids=tokens) for edits in ([], [AddScore(place=2, amount=1.5)]))
+    clean, edited = (first_call(model, *edits, input_ids=tokens) for edits in ([], [Added(place=2, amount=1.5)]))
     before, after = clean.weights(0, 9)[..., 2:, 2], edited.weights(0, 9)[..., 2:, 2]
     assert (torch.logit(after) - torch.logit(before) - 1.5).abs().max() < 1e-9
     rest = [key for key in range(9) if key != 2]
     assert torch.equal(clean.weights(0, 9)[..., rest], edited.weights(0, 9)[..., rest])
 
 
-def test_null_scores_of_a_model_that_has_them(tokens):
-    model = tiny("sink_logit", initial=0.5)
-    added = logits(model, tokens, AddScore(place="null", amount=1.0))
-    assert (added - logits(tiny("sink_logit", initial=1.5), tokens)).abs().max() < 1e-9
-
-
 # --- refusals --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: AddScore(amount=math.inf), "amount must be a finite score, got inf; to hide a key use hide_key"),
-        (lambda: ScaleHead(factor=math.nan), "factor must be a finite number, got nan"),
-    ],
-)
-def test_settings_that_cannot_be(make, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make()
-
-
-def test_what_an_attention_does_not_have(llama, tokens):
-    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.self_attn: its attention has no null score to add to"):
-        logits(llama, tokens, AddScore(place="null"))
 
 
 def test_batches_that_do_not_do(llama, tokens):
@@ -253,7 +225,7 @@ def test_another_thread_is_not_edited(llama, tokens, intervention):
 
 def test_rows_of_positions_are_cut_with_the_samples():
     place = torch.tensor([[0], [1], [2]])
-    for intervention in (HideKey(place=place), AddScore(place=place)):
-        assert intervention.of_samples(1, 3).place.tolist() == [[1], [2]]
-        assert intervention.of_samples(1, 3).heads is intervention.heads
+    intervention = HideKey(place=place)
+    assert intervention.of_samples(1, 3).place.tolist() == [[1], [2]]
+    assert intervention.of_samples(1, 3).heads is intervention.heads
     assert HideKey(place=(1, 2)).of_samples(0, 1).place == (1, 2)

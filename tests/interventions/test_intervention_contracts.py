@@ -30,7 +30,6 @@ def test_intervention(name):
         (HideKey, {"place": "null"}),
         (interventions["redirect"], {"place": "null"}),
         (interventions["redirect"], {"place": torch.tensor([[0], [1], [2]])}),
-        (interventions["add_score"], {"place": "null"}),
         (SetActivation, {"channels": (3,), "layers": (-1,), "place": None}),
     ],
     ids=lambda value: value.name if isinstance(value, type) else "",

@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+from edited_runs import Added, Scaled
 
 from sinklab import attend
 from sinklab.attention.call import AttentionCall, Site
@@ -16,10 +17,8 @@ from sinklab.attention.probe import Watcher
 from sinklab.attention.statistics.columns import column_statistics
 from sinklab.attention.visibility import Causal
 from sinklab.errors import ContractError
-from sinklab.interventions.add_score import AddScore
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
-from sinklab.interventions.scale_head import ScaleHead
 from sinklab.interventions.zero_value import ZeroValue
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
@@ -111,11 +110,11 @@ class NullScore(HeadIntervention):
 
 
 CASES = [
-    [AddScore(heads={0: (1,)}, amount=1.5)],
-    [AddScore(heads={0: (1,)}, place=2, amount=1.5), AddScore(heads={0: (1, 3)}, place=1, amount=-3.0)],
+    [Added(heads={0: (1,)}, amount=1.5)],
+    [Added(heads={0: (1,)}, place=2, amount=1.5), Added(heads={0: (1, 3)}, place=1, amount=-3.0)],
     [HideKey(heads={0: (0,)}), HideKey(heads={0: (3,)}, place=(1, 2))],
-    [OtherValue(heads={0: (2,)}), AddScore(heads={0: (2,)}, place=3)],
-    [AddScore(heads={0: (0,)}), HideKey(heads={0: (1,)}, spare=2), OtherValue(heads={0: (2,)})],
+    [OtherValue(heads={0: (2,)}), Added(heads={0: (2,)}, place=3)],
+    [Added(heads={0: (0,)}), HideKey(heads={0: (1,)}, spare=2), OtherValue(heads={0: (2,)})],
 ]
 
 
@@ -200,7 +199,7 @@ def test_numbers_of_heads_follow_a_call_that_is_cut_down():
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_blocks_of_rows_of_any_size(rows, monkeypatch):
-    call, interventions = make_call(), [HideKey(), Redirect(place=1), AddScore(place=2)]
+    call, interventions = make_call(), [HideKey(), Redirect(place=1), Added(place=2)]
     whole = edited_outputs(call, interventions, want_weights=True)
     monkeypatch.setattr("sinklab.attention.call.SCORES_AT_ONCE", rows * BATCH * HEADS * LENGTH)
     parts = edited_outputs(call, interventions, want_weights=True)
@@ -211,7 +210,7 @@ def test_blocks_of_rows_of_any_size(rows, monkeypatch):
 def test_weights_alone_need_not_be_recomputed():
     """An edit of outputs leaves the call as it is, and returned weights are the model's."""
     call = make_call()
-    edited = edit(call, ScaleHead(heads={0: (1,)}, factor=0.0))
+    edited = edit(call, Scaled(heads={0: (1,)}, factor=0.0))
     assert edited.call.visible is call.visible
     assert (edited.weights - call.weights(0, LENGTH)).abs().max() < ROUNDING
     assert (edited.outputs[:, :, 1] == 0).all()

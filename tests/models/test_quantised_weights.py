@@ -224,7 +224,7 @@ def test_causes_of_a_model_of_codes():
     """Heads are replayed through their projection and the map to logits, both of which are coded."""
     model, tokenizer = trained()
     one, other = coded(model), widened(coded(model))
-    sizes = {"heads": [(0, 0), (1, 1)], "sink": 0, "texts": 9, "seq_len": 24, "experiments": False}
+    sizes = {"heads": [(0, 0), (1, 1)], "sink": 0, "texts": 9, "seq_len": 24}
     tables = [find_causes(wrap_model(m, tokenizer), **sizes).table for m in (one, other)]
     assert len(tables[0])
     assert tables[0].drop(columns="run_id").equals(tables[1].drop(columns="run_id"))

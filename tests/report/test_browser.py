@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -266,13 +265,12 @@ def test_the_policy_stops_what_escaping_would_miss(browser: Any, folder: Path, t
 
 
 def test_missing_parts_are_said(browser: Any, tmp_path: Path) -> None:
-    omit = {"sink_rate", "attention_received", "hidden_norm", "query_key_angle"}
+    omit = {"sink_rate", "attention_received", "hidden_norm"}
     visit = Visit(browser, write_report(write_audit(tmp_path / "a", layers=2, seq_len=16, omit=omit, maps=False)))
     for selector, words in (
         ("#grid-tools", "The sink rate was not measured per head"),
         ("#panel", "No attention maps were recorded"),
         ("#curve", "Not measured in this audit"),
-        ("#angle", "were not compared"),
         ("#profile", "was not measured per position"),
     ):
         assert words in visit.page.text_content(selector), selector
@@ -305,30 +303,4 @@ def test_comparison(browser: Any, folder: Path, tmp_path: Path) -> None:
     assert "embedded:sigmoid: There is no sink" in visit.page.text_content("#verdict")
     visit.page.click("#theme")
     visit.check_quiet()
-    visit.context.close()
-
-
-def test_every_head_has_an_address_of_its_own(browser: Any, folder: Path, tmp_path: Path) -> None:
-    """Of modules that share a layer's number, too; an address by the number leads to the first of them, as it always did."""
-    text = (folder / "report.html").read_text(encoding="utf-8")
-    before, data, after = re.split(r'(?<=<script type="application/json" id="data">)(.*?)(?=</script>)', text, flags=re.DOTALL)
-    changed = json.loads(data)
-    for row, (layer, label) in enumerate([(0, "enc 0"), (1, "dec 0"), (0, "cross 0"), (2, "2")]):
-        changed["grid"][row] |= {"layer": layer, "label": label}
-    page = tmp_path / "shared.html"
-    page.write_text(before + json.dumps(changed).replace("<", "\\u003c") + after, encoding="utf-8")
-    visit = Visit(browser, page)
-    title = visit.page.locator("#panel-title")
-    for row, address, name in ((2, "#cross-0-head-1", "cross 0"), (0, "#enc-0-head-1", "enc 0"), (3, "#layer-2-head-1", "2")):
-        cell(visit, row, 1).click()
-        assert visit.page.url.endswith(address)
-        visit.page.reload()
-        visit.page.wait_for_selector("html[data-ready]", timeout=60_000)
-        assert title.text_content() == f"Layer {name}, head 1"
-    for address, name in (("#layer-0-head-2", "Layer enc 0, head 2"), ("#layer-1-head-0", "Layer dec 0, head 0")):
-        visit.page.goto("about:blank")
-        visit.page.goto(page.as_uri() + address)
-        visit.page.wait_for_selector("html[data-ready]", timeout=60_000)
-        assert title.text_content() == name
-    assert visit.said == []
     visit.context.close()

@@ -47,26 +47,8 @@ def test_values_are_those_of_the_audits(folders: list[Path]) -> None:
     assert softmax["largest activation"] == 180.0
     assert softmax["outliers: kurtosis"] == 41.5
     assert softmax["null mass (%)"] == 0.0
-    # The synthetic audit without BOS has 0.7 of the rate with it.
-    assert softmax["BOS sensitivity (percentage points)"] == pytest.approx(0.3 * summary["sink_rate_gu2024"])
-    assert softmax["sink rate at position 0, one token repeated (%)"] == 0.0
-
-
-@pytest.mark.parametrize("corpus", ["random_tokens", "repeated_token"])
-def test_an_audit_on_an_artificial_text_has_rates_with_and_without_bos(corpus: str, tmp_path: Path) -> None:
-    other = "repeated_token" if corpus == "random_tokens" else "random_tokens"
-    rates = [(corpus, 0, 10.0), (corpus, 1, 25.0), (other, 0, 4.0)]  # as an audit with --bos none gives them
-    conditions = [to_json(a_condition(*rate)) for rate in rates]
-    folders = [write_audit(tmp_path / name, model=name, layers=2, summary={"conditions": conditions}) for name in "ab"]
-    table = Comparison(folders).table
-    words = {"random_tokens": "random tokens", "repeated_token": "one token repeated"}
-    for name in "ab":
-        numbers = table[name]
-        rate = "sink rate at position 0"
-        assert (numbers[f"{rate} with BOS (%)"], numbers[f"{rate} without BOS (%)"]) == (25.0, 10.0)
-        assert numbers["BOS sensitivity (percentage points)"] == 15.0
-        assert numbers[f"sink rate at position 0, {words[corpus]} (%)"] == 10.0  # under the condition that all probes see
-        assert numbers[f"sink rate at position 0, {words[other]} (%)"] == 4.0
+    under = {row: value for row, value in softmax.items() if row.startswith("sink rate at position 0, ")}
+    assert list(under.values())[1:] == [condition["sink_rate_gu2024"] for condition in summary["conditions"]]
 
 
 def test_what_was_not_measured_is_none_and_a_dash(tmp_path: Path, folders: list[Path]) -> None:
@@ -78,7 +60,11 @@ def test_what_was_not_measured_is_none_and_a_dash(tmp_path: Path, folders: list[
         summary={"conditions": [to_json(a_condition("x", 1, 1.0))]},
     )
     compared = Comparison([folders[0], bare])
-    for row in ("entropy (nats)", "BOS sensitivity (percentage points)", "first-four share, first_four_share (%)"):
+    for row in (
+        "entropy (nats)",
+        "sink rate at position 0, one token repeated, with BOS (%)",
+        "first-four share, first_four_share (%)",
+    ):
         assert compared.table["bare"][row] is None
         assert compared.as_text()["bare"][row] == "–"
 
@@ -109,20 +95,6 @@ def test_different_settings_are_said(folders: list[Path], tmp_path: Path) -> Non
     assert "These audits differ in threshold and seq_len: their rates are not comparable as they stand." in text
 
 
-def test_a_bos_that_one_tokenizer_added_and_the_other_did_not_is_a_difference(folders: list[Path], tmp_path: Path) -> None:
-    """Both were asked for what the tokenizer does: what it did is what compares."""
-    config = read_run(folders[0])["config"] | {"bos": "auto"}
-    audits = [
-        write_audit(
-            tmp_path / name, model=name, summary={"loss": 3.0, "bits_per_byte": 1.25},
-            run={"config": config | {"bos_tokens_per_sample": count}, "token_sha256": f"{count}a" * 32},
-        )
-        for count, name in enumerate("ab")
-    ]  # fmt: skip
-    assert "These audits differ in bos" in Comparison(audits).warning
-    assert list(Comparison(audits).table.loc["setting: bos"]) == ["none", "in front"]
-
-
 def test_numbers_of_two_definitions_are_said_not_to_compare(tmp_path: Path) -> None:
     versions = {"a": (1, 1), "b": (2, 1)}
     audits = [
@@ -149,22 +121,6 @@ def test_other_texts_are_said_whatever_they_are_called(folders: list[Path], tmp_
     assert "text.txt (sha256-01234567) and text.txt (sha256-ba987654)" in warning
     assert warning in Comparison([a, b]).write(tmp_path / "compare.html").read_text(encoding="utf-8")
     assert Comparison([a, a]).warning == ""
-
-
-def test_one_file_that_was_read_in_two_ways_is_two_texts(tmp_path: Path) -> None:
-    """Line by line, and from anywhere on; by another column of a dataset."""
-    corpus = {"name": "x.txt", "kind": "text_file", "settings": {"name": "/data/me/x.txt"}, "revision": "sha256-0123456789"}
-    lines = {**corpus, "kind": "records", "settings": {"name": "records", "path": "/data/me/x.txt"}}
-    column = {**corpus, "kind": "hub_dataset", "settings": {"name": "/data/me/x.txt", "text_column": "other"}}
-    config = {"config": {"corpus": "x.txt"}}
-    audits = [
-        write_audit(tmp_path / name, model=name, layers=2, run={"corpus": read, **config})
-        for name, read in (("file", corpus), ("lines", lines), ("column", column))
-    ]
-    names = ["x.txt", "x.txt as records", 'x.txt as hub_dataset:text_column="other"']
-    assert list(Comparison(audits).table.loc["setting: corpus"]) == names
-    assert "These audits read different texts: x.txt (sha256-01234567) and x.txt as records" in Comparison(audits[:2]).warning
-    assert Comparison([audits[0], audits[0]]).warning == ""
 
 
 def test_losses_of_other_tokenizers_compare_per_byte(tmp_path: Path) -> None:

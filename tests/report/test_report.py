@@ -17,19 +17,9 @@ from synthetic import HOSTILE, TableMaker, a_part, a_place, write_audit
 from sinklab.errors import InputError, ResultError
 from sinklab.report.maps import MAX_BINS, bins_of, pack_maps, pack_unsigned, pool_positions, pool_tiles
 from sinklab.results.blocks import percent
-from sinklab.results.html import framed
 from sinklab.results.sections import to_json
 from sinklab.results.table import write_table
-from sinklab.studies.audit.page import (
-    FRAME_BUDGET,
-    PAGE_BUDGET,
-    frame_report,
-    headline,
-    layer_figures,
-    layer_table,
-    read_audit,
-    write_report,
-)
+from sinklab.studies.audit.page import headline, layer_figures, read_audit, write_report
 
 
 def page_data(path: Path) -> dict:
@@ -60,7 +50,6 @@ class TestPage:
         for name in found.definitions:
             assert name in text
         assert len(re.findall(r'<div class="card">', text)) == 8
-        assert text.count('class="chip"') == min(12, found.sink_heads)
 
     def test_needs_nothing_from_outside(self, audit_folder: Path) -> None:
         text = write_report(audit_folder).read_text(encoding="utf-8")
@@ -80,14 +69,6 @@ class TestPage:
             (body,) = re.findall(pattern, text, re.DOTALL)
             digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
             assert f"sha256-{digest}" in text.replace("&#43;", "+").replace("&#x2F;", "/")
-
-    def test_a_failed_report_leaves_the_old_one(self, tmp_path: Path) -> None:
-        folder = write_audit(tmp_path / "a", layers=2)
-        old = write_report(folder).read_bytes()
-        (folder / "table.parquet").write_bytes(b"not parquet")
-        with pytest.raises(ResultError, match="is not a parquet table"):
-            write_report(folder)
-        assert (folder / "report.html").read_bytes() == old
 
 
 class TestNumbers:
@@ -150,7 +131,6 @@ class TestNumbers:
         table.add("entropy", "entropy", "nats", 3.0, **at)
         table.write(folder / "table.parquet")
         numbers = read_audit(folder).numbers
-        assert numbers.main == ("python_source", 1)
         assert numbers.by_head("entropy", "entropy").tolist() == [[1.0]]  # type: ignore[union-attr]
 
     def test_modules_that_share_a_layer_number_are_told_apart(self, tmp_path: Path) -> None:
@@ -179,7 +159,7 @@ class TestNumbers:
 class TestMissing:
     def test_every_section_survives_without_its_metric(self, tmp_path: Path) -> None:
         probes = {"sink_rate", "attention_received", "null_mass", "entropy", "hidden_norm", "key_norm", "value_norm"}
-        probes |= {"query_key_angle", "score_gap", "massive_activation", "outliers", "head_output"}
+        probes |= {"score_gap", "massive_activation", "outliers", "head_output"}
         for probe in sorted(probes):
             folder = write_audit(tmp_path / probe, layers=2, seq_len=16, omit={probe})
             assert page_data(write_report(folder))["page"] == "report", probe
@@ -218,32 +198,6 @@ class TestHostileText:
         assert text.count("&lt;/script&gt;&lt;img") >= 10
 
 
-class TestSize:
-    def test_32_by_32_heads_at_4096_tokens_stay_below_10_megabytes(self, tmp_path: Path) -> None:
-        # Maps of independent noise compress worse than those of any model.
-        folder = write_audit(tmp_path / "a", layers=32, heads=32, kv_heads=8, seq_len=256, tiles=16, samples=2)
-        from safetensors.numpy import save_file
-
-        rng = np.random.default_rng(0)
-        shape = (4, 32, 32, 64, 64)
-        noise = rng.integers(1, 256, (2, *shape), dtype=np.uint8) * np.tri(64, dtype=np.uint8)
-        metadata = {"seq_len": "4096", "tokens": json.dumps([["token"] * 4096] * 4)}
-        metadata["modules"] = json.dumps([f"model.layers.{layer}.self_attn" for layer in range(32)])
-        ranges = np.tile(np.float32([-5, 5]), (*shape[:3], 1))
-        save_file(
-            {"weights": noise[0], "scores": noise[1], "scores_range": ranges}, folder / "maps.safetensors", metadata=metadata
-        )
-        path = write_report(folder)
-        assert path.stat().st_size < PAGE_BUDGET == 10_000_000
-        maps = page_data(path)["maps"]
-        assert maps["samples"] >= 2
-        assert maps["rows"] >= 32
-        assert maps["reduced"].startswith("To keep this page small")
-        # 4,096 tokens in 64 tiles of 64; pooled once more, tiles are twice as wide.
-        assert maps["tile"] * maps["rows"] == 4096
-        assert len(framed(frame_report(folder)).encode()) < FRAME_BUDGET == 2 * 1024 * 1024
-
-
 @pytest.mark.parametrize("attending", [(1, 3), (0, 1)])
 def test_what_is_of_attention_stands_at_the_layer_that_holds_it(tmp_path, attending):
     """Where every second layer attends, attention module 0 is in layer 1, beside whose hidden states its numbers belong."""
@@ -259,9 +213,6 @@ def test_what_is_of_attention_stands_at_the_layer_that_holds_it(tmp_path, attend
     assert figures["Entropy of attention"]["labels"] == list(map(str, attending))
     assert figures["Key norm"]["labels"] == list(map(str, attending))
     assert figures["Hidden state norm"]["labels"] == ["in", "0", "1", "2", "3"]
-    table = layer_table(list(figures.values()))
-    column = list(table.headings).index("Entropy of attention: all keys")
-    assert [row[0] for row in table.rows if row[column] != ""] == list(map(str, attending))
     page = write_report(folder).read_text(encoding="utf-8")
     assert ("Not every layer attends" in page) == (attending == (1, 3))
 
@@ -275,10 +226,6 @@ def test_unsigned_round_trip_with_gaps() -> None:
     assert np.abs(codes[[0, 1, 2, 4]] / 65534 * scale - values[[0, 1, 2, 4]]).max() <= scale / 131068
 
 
-def test_nothing_but_zeros_has_a_scale() -> None:
-    assert pack_unsigned(np.zeros(3))[1] == 1.0
-
-
 @pytest.mark.parametrize("length", [1, 64, MAX_BINS, MAX_BINS + 1, 4096, 100_000])
 def test_bins_cover_every_position_once(length: int) -> None:
     bins = bins_of(length, {777, length - 1})
@@ -287,11 +234,6 @@ def test_bins_cover_every_position_once(length: int) -> None:
     assert all(stop - start == 1 for start, stop in bins[:64])
     if length > 777:
         assert (777, 778) in bins
-
-
-def test_no_positions_have_no_bins() -> None:
-    assert bins_of(0) == []
-    assert pool_positions(np.zeros((2, 0)), []).shape == (2, 0)
 
 
 def test_a_lone_sink_survives_pooling() -> None:
@@ -337,7 +279,3 @@ class TestBudget:
         assert packed is not None
         assert packed[1] == 1
         assert packed[2][0] == 2
-
-    def test_nothing_fits_in_nothing(self) -> None:
-        assert pack_maps(self.weights, self.scores, 10) is None
-        assert pack_maps(self.weights[:0], self.scores[:0], 10**9) is None

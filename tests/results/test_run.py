@@ -1,4 +1,4 @@
-"""Run: what is in its way, one process a folder, whole or not at all, resuming; Store and Result."""
+"""Run: what is in its way, one process a folder, whole or not at all; Store and Result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import InputError
 from sinklab.results.folder import partial_folder
 from sinklab.results.run import STORE, Result, Run, silent
 from sinklab.results.store import Store
@@ -45,16 +45,6 @@ def interrupted(out, ending=KeyboardInterrupt, **options):
     with Run("trial", out=out, **options) as one:
         one.store.put("part", {"number": 1}, "code", ["from before"])
         raise ending
-
-
-def lab(out, seeds, operations, ending=None, *, resume=False, **options):
-    """A run over a grid that stores one entry and finishes, or ends at once."""
-    grid = {"seeds": seeds, "operation": operations}
-    with Run("trial", out=out, resume=resume, grid=grid, grid_of=lambda summary: summary, **options) as one:
-        if ending is not None:
-            one.store.put("part", {"seeds": seeds}, "code", seeds)
-            raise ending
-        return one.finish(table=TABLE, display=display, summary=grid)
 
 
 def names(folder: Path) -> set[str]:
@@ -112,21 +102,20 @@ class TestWhole:
             run(tmp_path / "mine" / "thesis.tex" / "out")
         assert names(tmp_path / "mine") == {"thesis.tex"}
 
-    @pytest.mark.parametrize("resume", [None, False])
-    def test_places_for_no_folder(self, tmp_path, monkeypatch, resume):
+    def test_places_for_no_folder(self, tmp_path, monkeypatch):
         (tmp_path / "a" / "b").mkdir(parents=True)
         monkeypatch.chdir(tmp_path / "a")
         for out in ("", ".", "..", "/", "b/..", str(tmp_path), "../a"):
             with pytest.raises(InputError, match="is the working directory or one above it, which no result takes"):
-                run(Path(out), resume=resume)
+                run(Path(out))
         Path("link").symlink_to("b")
         Path("loop").symlink_to("loop")
         Path("gone").symlink_to("nowhere")
         for name, target in (("link", "b"), ("gone", "nowhere"), ("loop", "loop")):
             with pytest.raises(InputError, match=rf"{name} is a symbolic link to {target}; give that directory with `out`"):
-                run(Path(name), resume=resume, overwrite=True)
+                run(Path(name), overwrite=True)
         assert {path.name for path in tmp_path.rglob("*")} == {"a", "b", "link", "gone", "loop"}
-        run(Path("link/out"), resume=resume)
+        run(Path("link/out"))
         assert names(tmp_path / "a" / "b") >= {"out/run.json"}
 
     def test_what_appears_meanwhile_is_not_replaced_and_the_result_not_lost(self, tmp_path):
@@ -158,141 +147,33 @@ class TestWhole:
         assert list(tmp_path.iterdir()) == [out]
         assert STORE not in {path.name for path in out.iterdir()}
 
-
-class TestInPlace:
-    def test_resume(self, tmp_path):
-        out, settings = tmp_path / "out", {"shape": (2, 3)}
-        with pytest.raises(KeyboardInterrupt):
-            interrupted(out, resume=False, settings=settings)
-        assert not (out / "run.json").exists()
-        with pytest.raises(InputError, match=r"holds a run of trial that was not finished; go on with `resume`, or replace"):
-            run(out, resume=False, settings=settings)
-        with pytest.raises(
-            ConfigurationError, match=r"other settings: shape was \[2, 3\], is \[2, 4\]. Resume it with its own"
-        ):
-            run(out, resume=True, settings={"shape": (2, 4)})
-        with pytest.raises(ConfigurationError, match="`overwrite` begins anew and `resume` goes on"):
-            run(out, resume=True, overwrite=True, settings=settings)
-        with pytest.raises(InputError, match="holds a run of trial, not of other"), Run("other", out=out, resume=True):
-            pass
-        assert run(out, resume=True, settings=settings).summary == {"stored": ["from before"]}
-        assert (out / "run.json").is_file()
-        with pytest.raises(InputError, match="out exists; choose another with `out`, or replace it with `overwrite`"):
-            run(out, resume=False, settings=settings)
-        assert run(out, 2, resume=True, settings=settings).summary == {"stored": [2]}
-        assert run(out, resume=True, settings=settings).summary == {"stored": ["from before"]}
-        assert run(out, resume=False, overwrite=True).summary == {"stored": [1]}
-        assert len(list((out / STORE).glob("part-*"))) == 1
-        assert list(tmp_path.iterdir()) == [out]
-
-    def test_a_grid_grows_and_does_not_shrink(self, tmp_path):
-        out = tmp_path / "out"
-        lab(out, [0, 1], ["relu"])
-        record = (out / "run.json").read_bytes()
-        with pytest.raises(InputError, match=r"out holds a result with `seeds` 1, which would be lost: ask for them too"):
-            lab(out, [0, 2], ["relu"], resume=True)
-        assert (out / "run.json").read_bytes() == record
-        lab(out, [2, 1, 0], ["relu", "softmax"], resume=True)
-        with pytest.raises(InputError, match=r"holds a result with `seeds` 2 and `operation` softmax, which"):
-            lab(out, [0, 1], ["relu"], resume=True)
-        lab(out, [0], ["relu"], overwrite=True)
-
-    @pytest.mark.parametrize("ending", [KeyboardInterrupt(), ValueError("a bug")])
-    def test_a_result_stays_whole_until_the_one_that_goes_on_with_it_takes_its_place(self, tmp_path, ending):
-        out = tmp_path / "out"
-        lab(out, [0, 1], ["relu"])
-        before = {name: (out / name).read_bytes() for name in names(out)}
-        with pytest.raises(type(ending)):
-            lab(out, [0, 1, 2], ["relu"], ending, resume=True)
-        stored = names(out) - before.keys()
-        assert [name[: len("store/part-")] for name in stored] == ["store/part-"]
-        assert {name: (out / name).read_bytes() for name in before} == before
-        with pytest.raises(InputError, match=r"out holds a result with `seeds` 1, which would be lost: ask for them too"):
-            lab(out, [0], ["relu"], resume=True)
-        assert lab(out, [0, 1, 2], ["relu"], resume=True).summary == {"seeds": [0, 1, 2], "operation": ["relu"]}
-        assert names(out) == before.keys() | stored
-        assert list(tmp_path.iterdir()) == [out]
-
-    def test_folders_of_a_result_are_replaced_and_others_stay(self, tmp_path):
-        def write(folder):
-            (folder / "pictures").mkdir()
-            (folder / "pictures" / f"{len(made)}.png").write_text("picture")
-            made.append(folder)
-
-        out, made = tmp_path / "out", []
-        for resume in (False, True):
-            with Run("trial", out=out, resume=resume) as one:
-                one.store.put("part", {}, "code", [1])
-                one.finish(table=TABLE, display=display, files=write)
-            (out / "notes.txt").write_text("mine")
-        assert names(out / "pictures") == {"1.png"}
-        assert {"notes.txt", "run.json", "table.parquet", "store/settings.json"} < names(out)
-        assert out not in made
-
-    def test_resume_takes_nothing_that_is_not_its_own(self, tmp_path):
-        (tmp_path / "notes.txt").write_text("mine")
-        with pytest.raises(InputError, match=r"holds no store/settings\.json, so there is no run to go on with"):
-            run(tmp_path, resume=True)
-        with pytest.raises(InputError, match=r"holds no run\.json, so it is no earlier result"):
-            run(tmp_path, resume=False, overwrite=True)
-        assert names(tmp_path) == {"notes.txt"}
-
-    def test_nothing_is_left_of_a_run_that_could_not_begin(self, tmp_path):
-        out = tmp_path / "new" / "out"
-
-        def begin(**options):
-            with pytest.raises(ConfigurationError, match="no such layer"), Run("trial", out=out, **options):
-                raise ConfigurationError("no such layer")
-
-        begin(resume=False)
-        assert list(tmp_path.iterdir()) == []
-        first = run(out, resume=False).record["run_id"]
-        begin(resume=False, overwrite=True)
-        assert read_run(out)["run_id"] == first
-        assert list(out.parent.iterdir()) == [out]
-        with pytest.raises(KeyboardInterrupt):
-            interrupted(out, resume=False, overwrite=True)  # it has something to go on with
-        assert not (out / "run.json").exists()
-        assert list(out.parent.iterdir()) == [out]
-
     @pytest.mark.parametrize(
         "ending", [KeyboardInterrupt(), OSError(28, "No space left"), Exception("I/O error: No space left (os error 28)")]
     )
-    @pytest.mark.parametrize(
-        ("options", "note"),
-        [
-            ({}, "what was computed is kept in {parent}/.out.partial/store: the same command goes on from there"),
-            ({"resume": False}, "what was computed is kept in {parent}/out/store: go on with `resume`"),
-            ({"resume": True}, "what was computed is kept in {parent}/out/store: the same command goes on from there"),
-        ],
-    )
-    def test_what_ends_it_from_outside_says_what_is_kept(self, tmp_path, options, note, ending):
-        again = copy.copy(ending)
+    def test_what_ends_it_from_outside_says_what_is_kept(self, tmp_path, ending):
         with pytest.raises(type(ending)) as caught:
-            interrupted(tmp_path / "out", again, **options)
-        assert caught.value.__notes__ == [note.format(parent=tmp_path)]
-        again = copy.copy(ending)
-        with pytest.raises(type(ending)) as caught, Run("trial", out=tmp_path / "other", **options):
-            raise again
+            interrupted(tmp_path / "out", copy.copy(ending))
+        store = tmp_path / ".out.partial" / "store"
+        assert caught.value.__notes__ == [f"what was computed is kept in {store}: the same command goes on from there"]
+        with pytest.raises(type(ending)) as caught, Run("trial", out=tmp_path / "other"):
+            raise copy.copy(ending)
         assert not hasattr(caught.value, "__notes__")
 
-    @pytest.mark.parametrize("options", [{}, {"resume": False}, {"resume": True}, {"resume": False, "overwrite": True}])
-    def test_a_process_that_was_killed_at_its_first_file_is_in_nobodys_way(self, tmp_path, options):
-        store = tmp_path / "out" / STORE
-        store.mkdir(parents=True)
-        for folder in (store, store.parent):
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_a_process_that_was_killed_at_its_first_file_is_in_nobodys_way(self, tmp_path, overwrite):
+        for folder in (partial_folder(tmp_path / "out") / STORE, tmp_path / "out"):
+            folder.mkdir(parents=True)
             (folder / ".sinklab-0123.partial").write_text("half")
-        run(tmp_path / "out", **options)
+        run(tmp_path / "out", overwrite=overwrite)
         assert not list(tmp_path.rglob("*.partial"))
 
 
 class TestLock:
-    @pytest.mark.parametrize("resume", [None, False])
-    def test_a_second_run_is_refused_and_the_first_is_whole(self, tmp_path, resume):
+    def test_a_second_run_is_refused_and_the_first_is_whole(self, tmp_path):
         out = tmp_path / "out"
-        with Run("trial", out=out, resume=resume) as first:
+        with Run("trial", out=out) as first:
             with pytest.raises(InputError, match=rf"is in use by process {os.getpid()} on .*; wait for it"):
-                run(out, resume=resume, overwrite=True)
+                run(out, overwrite=True)
             first.finish(table=TABLE, display=display)
         assert read_run(out)["run_id"] == first.id
         assert list(tmp_path.iterdir()) == [out]

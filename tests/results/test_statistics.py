@@ -10,16 +10,13 @@ import scipy.stats
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.intervals import (
-    CHANCE,
     Interval,
-    fewest,
     function_over_items,
     least_count_above,
     mean_interval,
     mean_over_items,
     means_over_items,
     rare_cost,
-    shortfall,
 )
 
 
@@ -30,23 +27,6 @@ def test_half_widths_are_quantiles_times_the_error(degrees, level, quantile):
     values = [0.0] * degrees + [1.0]  # variance 1 / (degrees + 1)
     _, half = mean_interval(values, level)
     assert half == pytest.approx(quantile / (degrees + 1), rel=1e-7)
-
-
-@pytest.mark.parametrize(("seen", "total"), [(3, 5), (8, 9), (8, 400)])
-def test_the_mean_of_all_falls_short_of_that_of_the_first_by_no_more_with_that_chance(seen, total):
-    """Samples of populations whose mean may be anything: whatever it is, its place does not matter here."""
-    generator, trials = np.random.default_rng(1), 4000
-    values = generator.normal(generator.uniform(-9, 9, (trials, 1)), 2.0, (trials, total))
-    first, spread = values[:, :seen].mean(1), values[:, :seen].std(1, ddof=1)
-    held = np.mean(values.mean(1) >= first - shortfall(seen, total) * spread)
-    assert abs(held - CHANCE) < 4 * math.sqrt(CHANCE * (1 - CHANCE) / trials)
-    assert shortfall(seen, total, 0.5) == pytest.approx(0.0, abs=1e-12)
-    assert shortfall(seen, seen) == 0.0
-
-
-def test_the_fewest_is_the_first_that_decides():
-    assert [fewest(lambda count, first=first: count >= first, 4, 9) for first in (1, 4, 5, 9, 10)] == [4, 4, 5, 9, None]
-    assert fewest(lambda count: True, 5, 4) is None
 
 
 # Percentages of the bootstrap at 95 %: the normal tail at sqrt(n / (n - 1)) times the quantile of Student's t of n - 1 degrees.

@@ -182,6 +182,10 @@ class TestFeeding:
         assert held["text"].tolist().count("<bos>") == 1
         assert "".join(held["text"]) == "<bos>def f(x):"
 
+    def test_a_prompt_of_a_template_brings_its_own_bos(self, model, tokenizer):
+        source = Stream(model, policy=SinkWindow(num_sinks=1, window=40), tokenizer=tokenizer).feed("<bos>def f(x):")
+        assert "".join(source.reader.cache.describe(tokenizer)["text"]) == "<bos>def f(x):"
+
     def test_a_reader_that_has_read_goes_on(self, model, tokenizer):
         reader = open_reader(model, SinkWindow(num_sinks=1, window=40))
         reader.read(torch.tensor([tokenizer("def f(")["input_ids"]]))

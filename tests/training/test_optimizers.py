@@ -34,27 +34,6 @@ def test_updates_are_those_of_torch(name, reference):
         torch.testing.assert_close(got[key], expected[key], rtol=0, atol=1e-6)
 
 
-def test_every_parameter_is_trained_once():
-    model = make_sinklm({"name": "sink_logit"})
-    for decay in ("all", "matrices"):
-        groups = make_optimizer(model, OptimizerConfig(decay=decay)).param_groups
-        trained = [id(parameter) for group in groups for parameter in group["params"]]
-        assert sorted(trained) == sorted(id(parameter) for parameter in model.parameters())
-
-
-def test_decay_of_matrices_spares_norms_biases_and_the_parameters_of_operations():
-    model = make_sinklm({"name": "key_bias"})
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    decayed, spared = make_optimizer(model, OptimizerConfig(decay="matrices", weight_decay=0.3)).param_groups
-    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0.0)
-    assert all("norm" in (name := names[id(p)]) or "operation_state" in name for p in spared["params"])
-    assert {names[id(parameter)].split(".")[-2] for parameter in decayed["params"]} == {
-        *("embed_tokens", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    }
-    (everything,) = make_optimizer(model, OptimizerConfig(decay="all", weight_decay=0.3)).param_groups
-    assert everything["weight_decay"] == 0.3
-
-
 def test_rates_by_hand():
     def factors(steps, **fields):
         return [round(learning_rate_factor(step, ScheduleConfig(**fields), steps), 4) for step in range(steps)]
@@ -63,18 +42,13 @@ def test_rates_by_hand():
     # Half a cosine over six steps: 1, cos² of 15°, 30°, 45°, 60°, 75°; with a floor of a tenth.
     assert factors(6, name="cosine", warmup_steps=0, min_ratio=0.0) == [1.0, 0.933, 0.75, 0.5, 0.25, 0.067]
     assert factors(3, name="cosine", warmup_steps=1, min_ratio=0.1) == [0.0, 1.0, 0.55]
-    assert factors(7, name="warmup_stable_decay", warmup_steps=1, decay_steps=4, min_ratio=0.2) == [
-        *(0.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4)
-    ]
     assert learning_rate_factor(99, ScheduleConfig(warmup_steps=0, min_ratio=0.1), 10) == pytest.approx(0.1)
 
 
-def test_a_schedule_scales_every_group_by_its_own_rate():
-    model = make_sinklm()
-    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2, decay="matrices"))
-    optimizer.param_groups[0]["lr"] = 4e-2
+def test_a_schedule_scales_the_rate():
+    optimizer = make_optimizer(make_sinklm(), OptimizerConfig(learning_rate=1e-2))
     schedule = make_schedule(optimizer, ScheduleConfig(name="constant", warmup_steps=2), steps=4)
     optimizer.step()
     schedule.step()
-    assert schedule.get_last_lr() == [2e-2, 0.5e-2]
+    assert schedule.get_last_lr() == [0.5e-2]
     assert schedule.state_dict()["last_epoch"] == 1

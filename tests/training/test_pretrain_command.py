@@ -87,7 +87,7 @@ def test_what_ends_it_at_once_names_the_checkpoint_that_is_kept(sinklab, monkeyp
         (["tiny"], ("training.stepps=3",), "error: there is no field 'training.stepps'. Did you mean 'steps'?"),
         (["tiny"], ("training.device=cuda",), "error: training.device is cuda and this machine's torch "),
         (["tiny"], ("data.corpus=nowhere.txt",), "error: there is no text file 'nowhere.txt'"),
-        (["./mine.py"], (), "error: there is no file mine.py"),
+        (["./mine.yaml"], (), "error: there is no file mine.yaml"),
     ],
 )
 def test_what_a_user_can_get_wrong_is_one_line_and_status_two(sinklab, arguments, changes, said, tmp_path):

@@ -181,8 +181,16 @@ class Anatomy:
 
 
 def on_seam_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Qualified name to module, for every module whose forward looks its attention function up in the table."""
-    return {name: module for name, module in named_modules(model) if _uses_table(type(module))}
+    """Qualified name to module, for every module whose forward looks its attention function up in the table.
+
+    Attention over depth, whose keys are earlier blocks and not tokens (Inkling 2), is left out: see :func:`over_depth`.
+    """
+    return {name: module for name, module in named_modules(model) if _uses_table(type(module)) and _makes_keys(module)}
+
+
+def over_depth(model: nn.Module) -> list[str]:
+    """Qualified names of modules that attend over the model's blocks: they make no keys by maps of their own."""
+    return [name for name, module in named_modules(model) if _uses_table(type(module)) and not _makes_keys(module)]
 
 
 def off_seam_modules(model: nn.Module) -> list[str]:
@@ -203,6 +211,10 @@ def uses_returned(model: nn.Module) -> bool:
 
 def _uses_table(cls: type) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in _source(cls.forward) if hasattr(cls, "forward") else False
+
+
+def _makes_keys(module: nn.Module) -> bool:
+    return any(linear_map(child) is not None or isinstance(child, nn.Conv2d) for child in module.modules())
 
 
 def _has_own_attention(module: nn.Module) -> bool:

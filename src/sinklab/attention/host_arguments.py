@@ -218,14 +218,36 @@ def lean_arguments(model: nn.Module, arguments: Mapping[str, Any], *, logits: bo
     """The arguments of a forward, with what a model would keep or compute for nobody switched off where its forward lets one.
 
     A cache holds the keys and values of every layer, and the logits of a large vocabulary are the largest tensor there is.
+    Rows of text that are padded on the left have their first token at position 0, as ``generate`` of transformers has it.
 
     Args:
         arguments: of the forward; what they say themselves stays as it is.
         logits: whether the logits of all tokens are read; if not, those of the last one are made. With ``labels`` all are.
     """
     known, lean = inspect.signature(model.forward).parameters, dict[str, Any]()
+    if "position_ids" in known and (counted := _counted(model, arguments)) is not None:
+        lean["position_ids"] = counted
     if "use_cache" in known and given_cache(arguments) is None:
         lean["use_cache"] = False
     if "logits_to_keep" in known and not logits and "labels" not in arguments:
         lean["logits_to_keep"] = 1
     return lean | dict(arguments)
+
+
+def _counted(model: nn.Module, arguments: Mapping[str, Any]) -> Tensor | None:
+    """Positions of the tokens of rows that are padded on the left, ``(batch, length)``, for a model with a table of positions.
+
+    ``None`` where the model counts right by itself: it has no such table, or one with a row for padding (RoBERTa).
+    """
+    tokens, mask = arguments.get("input_ids"), arguments.get("attention_mask")
+    if tokens is None or mask is None or mask.shape != tokens.shape or bool(mask[:, 0].all()):
+        return None
+    others = {"position_ids", "inputs_embeds", "pixel_values", "decoder_input_ids"} & set(arguments)
+    if others or given_cache(arguments) is not None:
+        return None
+    named = [module for name, module in model.named_modules() if "position" in name or name.endswith("wpe")]
+    learned = [module for module in named if isinstance(module, nn.Embedding)]
+    computed = [module for module in named if "SinusoidalPositional" in type(module).__name__]
+    if (not learned and not computed) or any(module.padding_idx is not None for module in learned):
+        return None
+    return (mask.long().cumsum(1) - 1).clamp(min=0)

@@ -80,7 +80,7 @@ def derive(function: Callable[..., object], name: str) -> cyclopts.App:
     places = _places(function)
 
     def call(*positional: object, **given: Any) -> int:
-        as_json = bool(given.pop("as_json", False) if shown else given.get("as_json", False))
+        as_json = bool(given.pop("as_json", False))
         quiet = bool(given.get("quiet", False))
         if "quiet" not in signature.parameters:
             given.pop("quiet", None)

@@ -68,22 +68,25 @@ def read_samples(corpus: Corpus, encoder: Encoder, *, seq_len: int, samples: int
     ``None`` for a corpus that is no text, a number of samples that it refuses, and a tokenizer that does not say where its
     tokens stand (a slow one).
     """
-    tokenizer, framed = encoder.tokenizer, sum(map(len, encoder.frame(bos)))
+    tokenizer, (front, back) = encoder.tokenizer, encoder.frame(bos)
+    framed = len(front) + len(back)
     if samples < 1:  # refused where they are drawn
         return None
     if tokenizer is None or not isinstance(corpus, TextCorpus) or not getattr(tokenizer, "is_fast", False) or seq_len <= framed:
         return None
     counts = _Counts()
-    for ids, text in islice(corpus.pieces(encoder, seq_len - framed, seed), samples):
-        spans, share = _spans(tokenizer, text)
+    for ids, text in islice(corpus.pieces(encoder.behind(front), seq_len - framed, seed), samples):
+        spans, share = _spans(tokenizer, text, front)
         counts.add(text, [token == tokenizer.unk_token_id for token in ids], spans, share, whole=bos)
     return counts.reading()
 
 
-def _spans(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[tuple[int, int]], float]:
-    """First and last character of every token, and the share of the text that the tokens stand for."""
+def _spans(tokenizer: PreTrainedTokenizerBase, text: str, front: tuple[int, ...]) -> tuple[list[tuple[int, int]], float]:
+    """First and last character of every token behind ``front``, and the share of the text that the tokens stand for."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     spans = [(int(start), int(stop)) for start, stop in encoded["offset_mapping"]]
+    if tuple(encoded["input_ids"][: len(front)]) == front:
+        spans = spans[len(front) :]
     if max((stop for _, stop in spans), default=0) >= len(text.rstrip()):
         return spans, 1.0
     # Some vocabularies drop characters and count offsets in what is left: places are shares of the text then.

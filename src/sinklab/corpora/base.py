@@ -47,6 +47,7 @@ class Encoder:
         tokenizer: a transformers tokenizer; ``None`` for a model that came without one.
         special_ids: ids that random tokens leave out.
         rows: of the model's embedding, which may have more than there are tokens; 0 where that is not known.
+        front: ids that are put in front of a text, see :meth:`behind`.
     """
 
     vocab_size: int
@@ -55,6 +56,7 @@ class Encoder:
     special_ids: frozenset[int] = frozenset()
     rows: int = 0
     closing_ids: tuple[int, ...] = ()
+    front: tuple[int, ...] = ()
 
     def frame(self, bos: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids in front of a sample and behind it: those that the tokenizer puts there, or none; ``bos`` must be a token of the
@@ -66,6 +68,10 @@ class Encoder:
             raise ConfigurationError("this model has no beginning-of-sequence token; use `bos` none")
         front = (self.bos_token_id,) if bos and self.bos_token_id is not None else ()
         return front, self.closing_ids if bos or self.bos_token_id is None else ()
+
+    def behind(self, front: tuple[int, ...]) -> Encoder:
+        """The same for texts that these ids are put in front of; one that begins with them (by a template) loses its own."""
+        return dataclasses.replace(self, front=front)
 
     @property
     def bos_name(self) -> str:
@@ -99,7 +105,8 @@ class Encoder:
                 "this model has no tokenizer, so it cannot read text; use `corpus` random_tokens or repeated_token, or give it "
                 "one: in its directory, or with sinklab.wrap_model(model, tokenizer)"
             )
-        return self._ids(self.tokenizer, text, add_special_tokens=False)
+        ids = self._ids(self.tokenizer, text, add_special_tokens=False)
+        return ids[len(self.front) :] if self.front and tuple(ids[: len(self.front)]) == self.front else ids
 
     def _ids(self, tokenizer: PreTrainedTokenizerBase, text: str, **options: bool) -> list[int]:
         try:
@@ -211,7 +218,7 @@ class Corpus(abc.ABC):
                 f"`seq_len` {seq_len} holds {encoder.bos_name} and no token of a text; take {len(front) + len(back) + 1}"
             )
         rows: list[list[int]] = []
-        for row in self.rows(encoder, seq_len - len(front) - len(back), seed):
+        for row in self.rows(encoder.behind(front), seq_len - len(front) - len(back), seed):
             rows.append([*front, *row, *back])
             if len(rows) == samples:
                 return torch.tensor(rows, dtype=torch.int64)

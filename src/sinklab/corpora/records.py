@@ -73,7 +73,7 @@ class Records(TextCorpus):
         rows: list[list[int]] = []
         longer = 0
         for record in self.passages(seed):
-            row = [*front, *encoder.encode(record), *back]
+            row = [*front, *encoder.behind(front).encode(record), *back]
             if len(row) > seq_len:
                 longer += 1
                 continue

@@ -56,13 +56,8 @@ class HideKey(KeyIntervention):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Without(Visibility):
-    """Another rule less some keys, except for queries that would see nothing at all, and for those that are too near.
-
-    Args:
-        hidden: boolean ``(batch, kv_len)``.
-        positions: of queries and keys, int64 ``(batch, q_len)`` and ``(batch, kv_len)``; ``None`` where no query is too near.
-        spare: distance from which on a key is hidden.
-    """
+    """Another rule less some keys (``hidden``, boolean ``(batch, kv_len)``), except for queries that would see nothing at all,
+    and for those nearer than ``spare`` (by ``positions`` of queries and keys; ``None`` where none is too near)."""
 
     rule: Visibility
     hidden: Tensor

@@ -69,7 +69,7 @@ def _drawn_pairs(loaded: LoadedModel, corpus: Corpus, seq_len: int, samples: int
     sources, targets = [], []
     front, back = loaded.encoder.frame(bos)
     for source_text, target_text in pairs:
-        whole, target = loaded.encoder.encode(source_text), _target(loaded, target_text)
+        whole, target = loaded.encoder.behind(front).encode(source_text), _target(loaded, target_text)
         ids = whole[: max(0, seq_len - len(front) - len(back))]
         sources.append([*front, *ids, *back] if ids else [])
         targets.append(target[:seq_len])

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from sinklab.models.architecture import Architecture
 from sinklab.registry import recipes
-from sinklab.training.config import (
-    DataConfig,
-    OptimizerConfig,
-    PretrainingConfig,
-    ScheduleConfig,
-    TrainingConfig,
-    WatchConfig,
-)
+from sinklab.training import config
 
 
 @recipes.register("gu2024_60m")
-def gu2024_60m() -> PretrainingConfig:
+def gu2024_60m() -> config.PretrainingConfig:
     """The released configuration of "When Attention Sink Emerges in Language Models" (arXiv 2410.10781).
 
     Ten layers of eight heads of 96, no BOS, EOS between documents; AdamW with decay on all parameters; after warm-up the rate
     is constant, as released (the paper says cosine). The text is the sample of the Pile that the authors used, five billion
     tokens, read about four times; any other ``data.corpus`` will do. For GPUs.
     """
-    return PretrainingConfig(
+    return config.PretrainingConfig(
         name="gu2024_60m",
         model=Architecture(
             hidden_size=768,
@@ -33,10 +26,12 @@ def gu2024_60m() -> PretrainingConfig:
             initialization="released",
             tie_word_embeddings=False,
         ),
-        data=DataConfig(corpus="sail/regmix-data-sample", tokenizer="EleutherAI/gpt-neox-20b", bos="none", eos=True, seed=42),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=4e-4, betas=(0.9, 0.95), weight_decay=0.1, decay="all"),
-        schedule=ScheduleConfig(name="constant", warmup_steps=100),
-        training=TrainingConfig(
+        data=config.DataConfig(
+            corpus="sail/regmix-data-sample", tokenizer="EleutherAI/gpt-neox-20b", bos="none", eos=True, seed=42
+        ),
+        optimizer=config.OptimizerConfig(name="adamw", learning_rate=4e-4, betas=(0.9, 0.95), weight_decay=0.1),
+        schedule=config.ScheduleConfig(name="constant", warmup_steps=100),
+        training=config.TrainingConfig(
             steps=20_000,
             batch_size=512,
             micro_batch_size=32,
@@ -45,5 +40,5 @@ def gu2024_60m() -> PretrainingConfig:
             save_every=1000,
             seed=42,
         ),
-        watch=WatchConfig(every=200, samples=100, seq_len=64, threshold=0.3),
+        watch=config.WatchConfig(every=200, samples=100, seq_len=64, threshold=0.3),
     )

@@ -36,13 +36,11 @@ HEIGHT = 760
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Received:
-    """What keys receive of every head, float32.
+    """What keys receive of every head, float32, with the names of the attention modules in the order of the second axis.
 
     Attributes:
-        modules: names of the attention modules, in the order of the second axis.
         received: ``(samples, modules, heads, keys)``: mean weight over the queries that see the key; NaN where none does.
-        seen: ``(samples, modules, keys)``: queries that see the key.
-        queries: ``(samples, modules)``: how many there are.
+        seen, queries: ``(samples, modules, keys)``: queries that see the key; ``(samples, modules)``: how many there are.
         null: ``(samples, modules, heads)``: mean mass on the null score; NaN where there is none.
         share: as ``received``, of rows divided by their sums; ``None`` where that is the same.
         front: learned tokens in front of every text, the first of the keys.
@@ -59,17 +57,10 @@ class Received:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Shown:
-    """What a model was shown.
+    """What a model was shown: ``kind`` is text, pairs, image or audio; ``notes`` are sentences for the top of the page.
 
-    Attributes:
-        model: what the page calls the model.
-        kind: what a sample is: text, pairs, image or audio.
-        notes: sentences for the top of the page.
-        names: of the positions, where they are no tokens of a text.
-        groups: positions that are looked at together, by what they are called.
-        pictures: uint8 ``(samples, height, width, 3)``.
-        grid: rows and columns of the patches of a picture, which come last among the positions.
-        sources: what every picture is called.
+    ``names`` are of positions that are no tokens of a text, some of which are looked at together (``groups``). ``pictures`` are
+    uint8 ``(samples, height, width, 3)``, and ``grid`` is rows and columns of their patches, which are the last positions.
     """
 
     model: str
@@ -85,14 +76,9 @@ class Shown:
 class Sink(TypedDict):
     """What gets more than the threshold of some head's attention: as a weight and, as in an audit, as a share of the row.
 
-    Attributes:
-        name: in words.
-        position: ``None`` for a group of positions and for the null score.
-        token: its text; ``None`` where it is not known.
-        mean_weight: mean over all heads; of an encoder–decoder, over those of the part.
-        heads: layer, head and mean weight, strongest first.
-        part: of an encoder–decoder, whose heads these are: a position of the source is not that of the target, and the encoder
-            and cross-attention have layers of one number. Empty for other models.
+    ``position`` is ``None`` for a group and for the null score, ``token`` where it is not known. ``mean_weight`` is over
+    all heads,
+    of an encoder–decoder over those of the ``part``; ``heads`` are layer, head and mean weight, strongest first.
     """
 
     name: str
@@ -107,10 +93,8 @@ class Sink(TypedDict):
 class HeadView:
     """The heads of a model on one text, or on what a session saw; shows itself in a notebook.
 
-    Attributes:
-        finding: what is to be seen, in a sentence.
-        sinks: what gets more than the threshold of some head's attention, strongest first.
-        html: the page, one file that needs no network.
+    ``finding`` says what is to be seen; ``sinks`` get more than the threshold of some head, strongest first; ``html`` is
+    the page.
     """
 
     finding: str
@@ -143,18 +127,7 @@ def head_view(
     numbers: Numbers | None = None,
     threshold: float = 0.3,
 ) -> HeadView:
-    """Make the page of what is known; what is not known is left out.
-
-    Args:
-        sites: layer, name and part of every attention module.
-        received: what every key gets.
-        maps: attention maps; scores are not drawn.
-        numbers: of a table with numbers per head.
-        threshold: mean weight from which a position is named a sink.
-
-    Raises:
-        InputError: neither attention nor a number per head is known.
-    """
+    """Make the page of what is known; what is not known is left out."""
     grid = labelled(sorted(sites, key=lambda site: (part_order(site[2]), site[0])))
     measures = [] if numbers is None else _measures(numbers, grid)
     if received is None and not measures:
@@ -163,7 +136,7 @@ def head_view(
         )
     data: dict[str, Any] = {
         "page": "heads", "grid": [dataclasses.asdict(row) for row in grid], "threshold": threshold, "sample": about.kind,
-        "arrays": {}, "bins": [], "sinks": [], "headNumbers": [], "angle": None, "maps": None, "pictures": None,
+        "arrays": {}, "bins": [], "sinks": [], "headNumbers": [], "maps": None, "pictures": None,
         "tokens": [], "targets": [], "candidates": [], "measure": "weight", "finding": "",
     }  # fmt: skip
     blobs: dict[str, str] = {}
@@ -306,18 +279,14 @@ def _add_received(
 ) -> None:
     """Weights by head and position, as fine as fits; the script takes them in percent as its rates, and as they are."""
     weights, early = received.mean, received.early
-    keys, most = weights.shape[-1], 256
     places = [sink["position"] for sink, _ in sinks if sink["position"] is not None]
-    while True:
-        bins = bins_of(keys, frozenset(places[: most // 8]), most)
+    for most in (256, 128, 64, 32, 16, 8, 4, 2):
+        bins = bins_of(weights.shape[-1], frozenset(places[: most // 8]), most)
         text, scale = pack_unsigned(pool_positions(weights.astype(np.float64), bins))
-        if len(text) <= BINS_BUDGET or most <= 2:
+        if len(text) <= BINS_BUDGET:
+            blobs["blob-received"], data["bins"] = text, bins
+            data["arrays"] = {"received": {"shape": [*weights.shape[:2], len(bins)], "scale": scale}}
             break
-        most //= 2
-    if len(text) <= BINS_BUDGET:
-        blobs["blob-received"] = text
-        data["arrays"] = {"received": {"shape": [*weights.shape[:2], len(bins)], "scale": scale}}
-        data["bins"] = bins
     data["candidates"] = [int(np.flatnonzero(row).max(initial=-1)) + 1 for row in early]
     own = np.where(early[:, None], np.nan_to_num(weights), -1.0).argmax(-1)
     data["ownSink"] = own.tolist()
@@ -333,12 +302,10 @@ def _add_received(
 
 def _add_tokens(data: dict[str, Any], maps: Maps) -> list[str]:
     """Texts of the tokens, as many as fit; says in a sentence how many do not."""
-    length = MOST_TOKENS
-    while True:
+    for length in (MOST_TOKENS >> step for step in range(14)):
         data["tokens"], data["targets"] = ([row[:length] for row in side] for side in (maps.tokens, maps.targets))
-        if len(json_text({"": [data["tokens"], data["targets"]]}).encode()) <= TOKENS_BUDGET or not length:
+        if len(json_text({"": [data["tokens"], data["targets"]]}).encode()) <= TOKENS_BUDGET:
             break
-        length //= 2
     longest = max((len(row) for side in (maps.tokens, maps.targets) for row in side), default=0)
     return [f"The first {length:,} of {longest:,} tokens are written out."] if longest > length else []
 

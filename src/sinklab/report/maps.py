@@ -151,16 +151,13 @@ HEAD_NUMBERS: list[tuple[str, str, str, str, str]] = [
 
 @dataclasses.dataclass(frozen=True)
 class Maps:
-    """Attention maps of a few samples, pooled to tiles by the largest value.
+    """Attention maps of a few samples, pooled to tiles by the largest value, with the texts of their tokens.
 
     Attributes:
         weights: uint8 ``(samples, modules, heads, query_tiles, key_tiles)``: ``round(255 * sqrt(weight))``.
         scores: uint8, same shape: 0 where the tile is hidden, 1…255 linear between ``ranges``.
         ranges: float32 ``(samples, modules, heads, 2)``: smallest and largest score.
-        tokens: the token texts of each sample; may be empty.
-        modules: the name of each module.
-        seq_len: tokens in a sample.
-        targets: of an encoder–decoder, the token texts that the decoder reads.
+        targets: of an encoder–decoder, what the decoder reads.
     """
 
     weights: NDArray[np.uint8]
@@ -173,11 +170,7 @@ class Maps:
 
 
 def read_maps(path: Path) -> Maps | None:
-    """Read ``maps.safetensors``; ``None`` where there is none.
-
-    Raises:
-        ResultError: the file is not what an audit writes.
-    """
+    """Read ``maps.safetensors``; ``None`` where there is none."""
     if not path.is_file():
         return None
     try:
@@ -192,14 +185,7 @@ def read_maps(path: Path) -> Maps | None:
 
 
 def add_maps(data: dict[str, Any], blobs: dict[str, str], maps: Maps, budget: int, *, scores: bool = True) -> None:
-    """Add the attention maps, and the tokens unless they are there, to what :func:`head_data` gave.
-
-    Args:
-        data, blobs: changed in place.
-        maps: what to add, as finely as the budget allows.
-        budget: characters that the packed maps may take.
-        scores: keep them; without, all that is kept of them is which tiles no query sees.
-    """
+    """Add the attention maps, and the tokens unless they are there, to what :func:`head_data` gave."""
     if not scores:
         maps = dataclasses.replace(maps, scores=np.where(maps.scores > 0, 255, 0).astype(np.uint8))
     packed = pack_maps(maps.weights, maps.scores, budget)

@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 from sinklab.errors import InputError, ResultError
 from sinklab.results.table import COLUMNS
 
-CorpusAndBos = tuple[str, int | None]
-"""Corpus and how many beginning-of-sequence tokens each sample starts with."""
-
 ABSENT = -(2**62)
 """Stands for a null coordinate; -1 is taken by the embedding output."""
 
@@ -43,20 +40,10 @@ class GridRow:
 
 
 class Numbers:
-    """The numbers of ``table.parquet`` that were measured without intervention and without a cache policy.
-
-    Args:
-        source: path of the table, or the table itself.
-        preferred: settings of the run, which name the main condition.
-        part: of an encoder–decoder, whose numbers to take; those of all parts where it is empty.
+    """The numbers of ``table.parquet`` under its main condition, without intervention and without a cache policy.
 
     Attributes:
-        main: the condition that the user asked for, else the one with the most rows.
         grid: the attention modules in the order of their layers; ``num_heads`` is the largest number of query heads.
-
-    Raises:
-        InputError: no such file.
-        ResultError: the file is not a table of the schema.
     """
 
     def __init__(self, source: Path | pa.Table, preferred: Mapping[str, Any], part: str = "") -> None:
@@ -67,17 +54,16 @@ class Numbers:
         self._part, self._parts = part, dict(zip(known["module"], known["part"], strict=True))
         self._module_names = {-1: "", **dict(enumerate(names))}
         frame = frame[frame["part"] == part] if part else frame
-        keys = ["corpus", "bos", "probe", "metric"]
-        self._rows: dict[tuple[CorpusAndBos, str, str], pd.DataFrame] = {
-            (("" if pd.isna(corpus) else corpus, None if bos == ABSENT else int(bos)), probe, metric): rows
-            for (corpus, bos, probe, metric), rows in frame.groupby(keys, observed=True, dropna=False)
-        }
         self.max_position = int(frame["key_position"].max()) if len(frame) else -1
-        self.main = self._choose_main(preferred)
-        self.grid: list[GridRow] = []
-        self.num_heads = 0
-        self._place: dict[tuple[int, int], int] = {}
-        self._lay_grid()
+        frame = _main(frame, preferred)
+        self._rows = dict(iter(frame.groupby(["probe", "metric"], observed=True)))
+        of_heads = (frame["head"] != ABSENT) & (frame["layer"] != ABSENT) & ~frame["probe"].isin(_KEY_VALUE_HEADS)
+        self.num_heads = int(frame["head"][of_heads].max()) + 1 if of_heads.any() else 0
+        pairs = frame.loc[of_heads, ["layer", "module"]].drop_duplicates().itertuples(index=False, name=None)
+        parts = self._parts
+        ordered = sorted(pairs, key=lambda pair: (part_order(parts.get(pair[1], "")), pair[0]))
+        self._place = {pair: number for number, pair in enumerate(ordered)}
+        self.grid = labelled([(layer, self._module_names[module], parts.get(module, "")) for layer, module in ordered])
         # Attention modules are numbered among themselves, and blocks among themselves: in a part each begin somewhere.
         self._attention = [module for _, module in self._place]
         self._first = (0, 0)
@@ -87,19 +73,16 @@ class Numbers:
             self._first = (int(first.min()) if len(first) else 0, int(second.min()) if len(second) else 0)
         self._held_in = self._layers_that_attend()
 
-    def rows(self, probe: str, metric: str, condition: CorpusAndBos | None = None) -> pd.DataFrame | None:
-        """The rows of a metric, by default under the main condition; ``None`` when it was not measured.
+    def rows(self, probe: str, metric: str) -> pd.DataFrame | None:
+        """The rows of a metric; ``None`` when it was not measured.
 
         Null coordinates are ``ABSENT``; ``module`` is the number of its name, -1 for null.
         """
-        condition = condition or self.main
-        return None if condition is None else self._rows.get((condition, probe, metric))
+        return self._rows.get((probe, metric))
 
-    def whole(
-        self, probe: str, metric: str, position: int | None = None, condition: CorpusAndBos | None = None
-    ) -> float | None:
+    def whole(self, probe: str, metric: str, position: int | None = None) -> float | None:
         """One number for the whole model; with several key positions, the one at ``position``."""
-        rows = self.rows(probe, metric, condition)
+        rows = self.rows(probe, metric)
         if rows is None:
             return None
         rows = rows[(rows["layer"] == ABSENT) & (rows["head"] == ABSENT)]
@@ -138,16 +121,11 @@ class Numbers:
         """Layer to number, heads averaged; layers of a part of an encoder–decoder are counted in it, as in maps.
 
         What was measured of an attention module stands at the layer that holds it, where the table has hidden states of layers:
-        not every layer attends, and attention modules are numbered among themselves.
-
-        Of all parts at once it is that of self-attention and of layers: cross-attention is counted by itself, so that a number
-        of its layers is that of others, too.
+        attention modules are numbered among themselves. Of all parts at once, cross-attention is left out.
 
         Args:
-            probe, metric: what was measured.
             positions: ``"none"`` for rows without a key position, ``"sink"`` for those at ``sinks``, ``"rest"`` for the mean
                 over all other key positions.
-            sinks: key positions.
         """
         rows = self.rows(probe, metric)
         if rows is None:
@@ -183,11 +161,11 @@ class Numbers:
 
     @property
     def head_metrics(self) -> list[tuple[str, str, str]]:
-        """Probe, metric and unit of what was measured per head, at no single position, under the main condition."""
+        """Probe, metric and unit of what was measured per head, at no single position."""
         return [
             (probe, metric, str(rows["unit"].iloc[0]))
-            for (condition, probe, metric), rows in self._rows.items()
-            if condition == self.main and ((rows["head"] != ABSENT) & (rows["key_position"] == ABSENT)).any()
+            for (probe, metric), rows in self._rows.items()
+            if ((rows["head"] != ABSENT) & (rows["key_position"] == ABSENT)).any()
         ]
 
     @property
@@ -203,31 +181,6 @@ class Numbers:
         cells = places[pairs.groupby(["layer", "module"], sort=False).ngroup()] * self.num_heads + rows["head"].to_numpy()
         shape = (len(self.grid), self.num_heads, count)
         return _means(rows, cells * count + positions, int(np.prod(shape))).reshape(shape)
-
-    def _choose_main(self, preferred: Mapping[str, object]) -> CorpusAndBos | None:
-        sizes: dict[CorpusAndBos, int] = {}
-        for (condition, _, _), rows in self._rows.items():
-            sizes[condition] = sizes.get(condition, 0) + len(rows)
-        corpus, bos = str(preferred.get("corpus", "")), preferred.get("bos")
-
-        def rank(condition: CorpusAndBos) -> tuple[bool, bool, int]:
-            same = condition[0] == corpus or (bool(corpus) and Path(condition[0]).name == Path(corpus).name)
-            return same, isinstance(bos, int) and condition[1] == int(bos), sizes[condition]
-
-        return max(sizes, key=rank, default=None)
-
-    def _lay_grid(self) -> None:
-        pairs: dict[tuple[int, int], None] = {}
-        for (condition, probe, _), rows in self._rows.items():
-            if condition == self.main and probe not in _KEY_VALUE_HEADS:
-                of_heads = rows[(rows["head"] != ABSENT) & (rows["layer"] != ABSENT)]
-                self.num_heads = max(self.num_heads, int(of_heads["head"].max()) + 1 if len(of_heads) else 0)
-                different = of_heads[["layer", "module"]].drop_duplicates()
-                pairs.update(dict.fromkeys(different.itertuples(index=False, name=None)))
-        of = {pair: self._parts.get(pair[1], "") for pair in pairs}
-        ordered = sorted(pairs, key=lambda pair: (part_order(of[pair]), pair[0]))
-        self._place = {pair: number for number, pair in enumerate(ordered)}
-        self.grid = labelled([(pair[0], self._module_names[pair[1]], of[pair]) for pair in ordered])
 
     def _counted_in_part(self, rows: pd.DataFrame) -> NDArray[np.int64]:
         """Layers of the rows; those of a part from its first on: the table numbers a decoder's behind the encoder's."""
@@ -254,6 +207,18 @@ class Numbers:
                 return {}
             held[module] = inside[-1]
         return held
+
+
+def _main(frame: pd.DataFrame, preferred: Mapping[str, object]) -> pd.DataFrame:
+    """Rows of the condition that the user asked for, else of the one with the most."""
+    conditions = frame.groupby(["corpus", "bos"], observed=True, dropna=False)
+    bos = preferred.get("bos")
+
+    def rank(condition: tuple[object, int]) -> tuple[bool, bool, int]:
+        asked = isinstance(bos, int) and condition[1] == bos
+        return condition[0] == preferred.get("corpus"), asked, len(conditions.indices[condition])
+
+    return conditions.get_group(max(conditions.indices, key=rank)) if len(frame) else frame
 
 
 def _means(rows: pd.DataFrame, index: NDArray[np.int64], size: int) -> NDArray[np.float64]:
@@ -311,15 +276,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     """The rows without intervention and policy: words as categories, integers with ``ABSENT`` for null, NaN for no value."""
     is_null = pyarrow.compute.is_null
     table = table.select([*_WORDS, *_INTEGERS, "value"])
-    table = table.filter(pyarrow.compute.and_(is_null(table["intervention"]), is_null(table["policy"])))
-    columns: dict[str, Any] = {}
-    for name in table.column_names:
-        column = table[name]
-        if name in _WORDS:
-            encoded = column if pa.types.is_dictionary(column.type) else column.cast(pa.string()).dictionary_encode()
-            columns[name] = encoded.to_pandas()
-        elif name in _INTEGERS:
-            columns[name] = column.cast(pa.int64()).fill_null(ABSENT).to_numpy()
-        else:
-            columns[name] = column.cast(pa.float64()).to_numpy()
-    return pd.DataFrame(columns)
+    frame = table.filter(pyarrow.compute.and_(is_null(table["intervention"]), is_null(table["policy"]))).to_pandas()
+    return frame.fillna(dict.fromkeys(_INTEGERS, ABSENT)).astype(
+        {**dict.fromkeys(_WORDS, "category"), **dict.fromkeys(_INTEGERS, np.int64), "value": float}
+    )

@@ -49,28 +49,14 @@ def render(template: str, context: Mapping[str, object], data: Mapping[str, obje
 
 
 def write_page(text: str, path: Path) -> Path:
-    """Write a page into a result, whole or not at all, in the place of an earlier page of ours; returns its path.
-
-    Raises:
-        InputError: as :func:`check_page`.
-    """
+    """Write a page into a result, whole or not at all, in the place of an earlier page of ours; returns its path."""
     check_page(path)
     write_text(text, path)
     return path
 
 
 def write_blocks_page(folder: Path, title: str, lead: str, blocks: Callable[[dict[str, Any]], Iterable[Block]]) -> Path:
-    """Write ``folder/report.html`` of a study, from its ``summary.json`` and ``run.json``.
-
-    Args:
-        title: heading above the blocks, such as "Where the sink is born".
-        lead: what was done, in a sentence or two.
-        blocks: gives what the summary shows.
-
-    Raises:
-        InputError: a file is missing, or something that is no page of ours is in its place.
-        ResultError: the summary is not what this version writes.
-    """
+    """Write ``folder/report.html`` of a study, from its ``summary.json`` and ``run.json``."""
     run, summary = read_run(folder), read_run(folder, "summary.json")
     context = {
         "kind": run["kind"],
@@ -152,15 +138,7 @@ def _flat(value: object, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(value, dict):
         return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}" if prefix else str(key))]
     if isinstance(value, list):
-        entries = [*map(_entry, value)]
+        entries = [" ".join(map(str, one.values())) if isinstance(one, dict) else str(one) for one in value]
         listed = entries if len(entries) <= MOST_ENTRIES else [entries[0], "…", entries[-1], f"{len(entries):,} in all"]
         return [(prefix or "value", ", ".join(listed))]
     return [(prefix or "value", "–" if value is None else str(value))]
-
-
-def _entry(value: object) -> str:
-    """An entry of a list; of a record its first field, and the others in brackets: ``layers.0.self_attn (layer 0)``."""
-    if not isinstance(value, dict) or not value:
-        return str(value)
-    first, *others = value.items()
-    return str(first[1]) + (f" ({', '.join(f'{name} {field}' for name, field in others)})" if others else "")

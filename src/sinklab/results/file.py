@@ -10,13 +10,10 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.folder import PREFIX, SUFFIX, check_writable, placed
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def require_plain_file(path: Path) -> None:
@@ -174,8 +171,3 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def write_image(figure: Figure, path: Path) -> None:
-    """Draw a figure into a file of a folder that is ours; a file there is replaced."""
-    write_atomically(path, lambda temporary: figure.savefig(temporary, format=path.suffix.lstrip(".")))

@@ -65,15 +65,12 @@ def holds_nothing(out: Path) -> bool:
     )
 
 
-def require_no_less(
-    folder: Path, kept: Mapping[str, Sequence[object]], asked: Mapping[str, Sequence[object]], *, choose: str = "out"
-) -> None:
+def require_no_less(folder: Path, kept: Mapping[str, Sequence[object]], asked: Mapping[str, Sequence[object]]) -> None:
     """Refuse to put a result in the place of a larger one, in a folder to which more may be added.
 
     Args:
         kept: what the result that is there is of, by the name of the option: ``seeds``, ``operations``.
         asked: the same of the new one.
-        choose: the option that names another folder.
 
     Raises:
         InputError: something of it is not asked for now.
@@ -83,7 +80,7 @@ def require_no_less(
         named = " and ".join(f"`{name}` {', '.join(entries)}" for name, entries in lost.items() if entries)
         raise InputError(
             f"{folder} holds a result with {named}, which would be lost: ask for them too (more may be added, and what has "
-            f"been computed is not done again), or choose another `{choose}`"
+            f"been computed is not done again), or choose another `out`"
         )
 
 
@@ -247,15 +244,6 @@ def put_in_place(work: Path, out: Path) -> None:
         os.replace(out, replaced)
     os.replace(work, out)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def put_among(work: Path, out: Path) -> None:
-    """Move what ``work`` holds into ``out``, each in the place of what has its name there; ``run.json`` comes last."""
-    (out / "run.json").unlink(missing_ok=True)  # what has it is whole
-    for path in sorted(work.iterdir(), key=lambda path: path.name == "run.json"):
-        if path.is_dir() and (out / path.name).is_dir():
-            shutil.rmtree(out / path.name)
-        os.replace(path, out / path.name)
 
 
 def set_aside(out: Path) -> None:

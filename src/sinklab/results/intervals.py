@@ -178,9 +178,6 @@ def least_count_above(share: float, cases: int, *, level: float = LEVEL) -> int:
 LEAST_PARTS = 8
 """Parts of the text that an interval rests on at least; Student's t for 7 degrees of freedom is 2.4, for infinitely many 2."""
 
-CHANCE = 0.8
-"""With which a count that is foretold decides (of seeds, of texts), as usual for the power of a study."""
-
 
 def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
     """Mean of independent values and half the width of Student's t interval around it, in the unit of the values.
@@ -212,37 +209,6 @@ def rare_cost(count: int, what: str = "text") -> str:
         share = 100 * (1 - 0.05 ** (1 / count))
         return f"A cost in fewer than {share:.0f} % of {what}s may not show in these {count}."
     return f"A cost in fewer than one {what} in {max(2, count // 3):,} may not show in these {count:,}."
-
-
-def shortfall(seen: int, total: int, chance: float = CHANCE) -> float:
-    """How far the mean of ``total`` values lies below that of the first ``seen`` of them, in standard deviations of one value.
-
-    It lies no lower than that with probability ``chance``, whatever the mean of the population is, under normal scatter: the
-    mean of all falls from that of the first by ``sqrt(1 / seen - 1 / total)`` in standard deviation, for what later values add
-    and for what is not known of the population together. To take a mean that was seen as the one that will be, as a forecast
-    with ``chance`` a half does, is to promise what comes true in half of the cases.
-
-    Args:
-        seen: two or more.
-        total: ``seen`` or more.
-    """
-    import scipy.special
-
-    return float(scipy.special.stdtrit(seen - 1, chance)) * math.sqrt(1 / seen - 1 / total)
-
-
-def fewest(decides: Callable[[int], bool], least: int, most: int) -> int | None:
-    """The first count from ``least`` to ``most`` that decides, as far as a range can be halved; ``None`` if ``most`` does not.
-
-    Args:
-        decides: of a count, whether it does; larger ones hardly ever undo it.
-    """
-    if least > most or not decides(most):
-        return None
-    while least < most:
-        middle = (least + most) // 2
-        least, most = (least, middle) if decides(middle) else (middle + 1, most)
-    return most
 
 
 TIE = 1e-5

@@ -167,7 +167,7 @@ def catalogue() -> dict[str, Metric]:
     return dict(_DECLARED)
 
 
-ELSEWHERE = ("sinklab.training.bookkeeping", "sinklab.studies.trigger.evaluation")
+ELSEWHERE = ("sinklab.training.bookkeeping", "sinklab.studies.trigger.lab")
 """Modules beside plug-ins whose numbers are looked up by their names: those of trainings and of the trigger task."""
 
 

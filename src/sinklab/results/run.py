@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import datetime
 import functools
@@ -12,30 +13,17 @@ import shutil
 import tempfile
 import time
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.blocks import Block, Facts, counted
 from sinklab.results.file import clear_partial
-from sinklab.results.folder import (
-    FolderLock,
-    check_free,
-    check_place,
-    clear,
-    from_outside,
-    holds_nothing,
-    partial_folder,
-    placed,
-    put_among,
-    put_in_place,
-    require_no_less,
-    set_aside,
-)
+from sinklab.results.folder import FolderLock, check_free, clear, from_outside, partial_folder, placed, put_in_place
 from sinklab.results.progress import Progress, notebook_bars, silent
 
-__all__ = ["SETTINGS", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
+__all__ = ["COMMAND", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,10 +33,11 @@ if TYPE_CHECKING:
     from sinklab.results.store import Store
 
 STORE = "store"
-"""Folder of what a run has computed so far, inside its output directory."""
+"""Folder of what a run has computed so far, beside its output directory until that is there."""
 
-SETTINGS = "settings.json"
-"""In the store of a run that can be resumed: what it was asked to do."""
+
+COMMAND = contextvars.ContextVar("COMMAND", default="")
+"""The line that makes the run again, ``command`` in ``run.json``; empty where no line can."""
 
 
 def new_run_id() -> str:
@@ -215,24 +204,15 @@ class Run:
             ...
             return run.finish(table=table, display=display, loaded=loaded, model=facts)
 
-    The folder belongs to one process from the beginning to the end of the block; another one that names it is refused. There
-    are two kinds of folder:
-
-    - ``resume=None``: the folder is there whole or not at all. What :attr:`store` holds lies beside it while the run goes, is
-      taken up by the next run if this one is killed, and is removed when the result is put in place.
-    - ``resume`` is a truth value: the folder is there from the start, what :attr:`store` holds is part of it, and ``run.json``
-      is put there last: a folder without it is an unfinished run. With ``resume`` a run goes on with what there is, with
-      ``overwrite`` it begins anew. A finished result that it goes on with stays whole until the new one takes its place.
+    The folder belongs to one process from the beginning to the end of the block; another one that names it is refused. It is
+    there whole or not at all. What :attr:`store` holds lies beside it while the run goes, is taken up by the next run if this
+    one is killed, and is removed when the result is put in place.
 
     Args:
         kind: the command.
         out: output directory; without it nothing is written.
         overwrite: replace what is there.
-        resume: go on with the run in ``out``, if there is one, finished or not; see above for ``None``.
-        settings: what it was asked to do; ``config`` in ``run.json``. A run that is resumed must agree in them.
-        grid: of what the result is besides, by the option: ``seeds``. A run that is resumed may add to each, and is refused
-            where it would put a result in the place of one of more.
-        grid_of: gives the grid of the summary of an earlier result; needed with ``grid``.
+        settings: what it was asked to do; ``config`` in ``run.json``.
         progress: called at every step; by default bars below the cell of a notebook, and nothing elsewhere.
 
     Attributes:
@@ -240,9 +220,8 @@ class Run:
         progress: to be called with stage, steps done and steps in all.
 
     Raises:
-        ConfigurationError: ``overwrite`` and ``resume`` together or without ``out``; a run of other settings to resume.
-        InputError: on entering the block: something is in the way, a larger result to resume, or another process is using the
-            folder.
+        ConfigurationError: ``overwrite`` without ``out``.
+        InputError: on entering the block: something is in the way, or another process is using the folder.
     """
 
     def __init__(
@@ -251,34 +230,25 @@ class Run:
         *,
         out: str | Path | None = None,
         overwrite: bool = False,
-        resume: bool | None = None,
         settings: Mapping[str, object] | None = None,
-        grid: Mapping[str, Sequence[object]] | None = None,
-        grid_of: Callable[[Mapping[str, Any]], Mapping[str, Sequence[object]]] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.kind, self.settings, self.grid, self.grid_of = kind, dict(settings or {}), dict(grid or {}), grid_of
+        self.kind, self.settings, self.overwrite = kind, dict(settings or {}), overwrite
         self.out = None if out is None else Path(out)
-        self.overwrite, self.resume, self.in_place = overwrite, bool(resume), resume is not None
         self.id, self.progress, self._drawn = new_run_id(), progress or silent, contextlib.ExitStack()
         self._started, self._watched = time.time(), progress is not None
         self._lock: FolderLock | None = None
-        if overwrite and resume:
-            raise ConfigurationError("`overwrite` begins anew and `resume` goes on; give one of them")
-        if out is None and (overwrite or resume):
-            name = "overwrite" if overwrite else "resume"
-            raise ConfigurationError(f"`{name}` is about an output directory; give one with `out`")
+        if out is None and overwrite:
+            raise ConfigurationError("`overwrite` is about an output directory; give one with `out`")
 
     def __enter__(self) -> Self:
         if self.out is not None:
-            self._check()
+            check_free(self.out, self.overwrite)
             self._lock = FolderLock(self.out)
             try:
                 clear(self.out)
-                self._check()  # it may have been put there before we had the lock
-                if self.in_place:
-                    self._open_in_place()
-                clear_partial(self._store_folder(self.out).parent)
+                check_free(self.out, self.overwrite)  # it may have been put there before we had the lock
+                clear_partial(partial_folder(self.out))
             except BaseException as error:
                 self.__exit__(type(error), error, None)
                 raise
@@ -292,25 +262,21 @@ class Run:
         self._drawn.close()
         if self.out is None or self._lock is None:
             return
-        stored = any(path.name != SETTINGS for path in self._store_folder(self.out).rglob("*") if path.is_file())
-        there = {path.relative_to(self.out).as_posix() for path in self.out.rglob("*")}
-        if error is not None and self.in_place and there == {STORE, f"{STORE}/{SETTINGS}"}:
-            shutil.rmtree(self.out)  # nothing that a run could go on with
+        store = partial_folder(self.out) / STORE
+        stored = any(path.is_file() for path in store.rglob("*"))
+        if not stored:
+            shutil.rmtree(store, ignore_errors=True)
         clear(self.out)
         if error is not None and stored and from_outside(error):
-            how = "go on with `resume`" if self.in_place and not self.resume else "the same command goes on from there"
-            error.add_note(f"what was computed is kept in {self._store_folder(self.out)}: {how}")
+            error.add_note(f"what was computed is kept in {store}: the same command goes on from there")
         self._lock.release()
-
-    def _store_folder(self, out: Path) -> Path:
-        return (out if self.in_place else partial_folder(out)) / STORE
 
     @functools.cached_property
     def store(self) -> Store:
         """What was computed so far, by this run and by those that it goes on with; without ``out`` it keeps nothing."""
         from sinklab.results.store import Store
 
-        return Store(None if self.out is None else self._store_folder(self.out))
+        return Store(None if self.out is None else partial_folder(self.out) / STORE)
 
     def finish(
         self,
@@ -350,6 +316,7 @@ class Run:
         about = {
             "run_id": self.id,
             "kind": self.kind,
+            "command": COMMAND.get() or None,
             "config": {**self.settings, **(config or {})},
             **record,
             "definitions": record.get("definitions") or definitions_of(table),
@@ -367,9 +334,6 @@ class Run:
             write(work)
             if page is not None:
                 page(work)
-            if self.in_place:
-                put_among(work, self.out)
-                return result
         try:
             check_free(self.out, self.overwrite)
         except InputError as error:  # made by somebody who does not know of the lock
@@ -379,63 +343,3 @@ class Run:
         put_in_place(work, self.out)
         shutil.rmtree(partial_folder(self.out))
         return result
-
-    def _check(self) -> None:
-        """Refuse what is in the way, before any work is done."""
-        assert self.out is not None
-        if not self.resume:
-            check_place(self.out)
-        plan, there = self._plan(), not holds_nothing(self.out)
-        if not self.in_place or not there:
-            check_free(self.out, self.overwrite)
-        elif plan is None:
-            if self.resume:
-                raise InputError(
-                    f"output directory {self.out} holds no {STORE}/settings.json, so there is no run to go on with; choose "
-                    "another with `out`"
-                )
-            check_free(self.out, self.overwrite)
-        elif self.resume:
-            self._require_same(plan)
-            if self.grid_of is not None and (self.out / "run.json").is_file():  # what was not finished is no result to lose
-                from sinklab.results.table import read_run
-
-                summary = read_run(self.out, "summary.json") if (self.out / "summary.json").is_file() else {}
-                require_no_less(self.out, self.grid_of(summary), self.grid)
-        elif not self.overwrite:
-            if (self.out / "run.json").is_file():
-                check_free(self.out, overwrite=False)
-            raise InputError(
-                f"output directory {self.out} holds a run of {plan['kind']} that was not finished; go on with `resume`, or "
-                "replace it with `overwrite`"
-            )
-
-    def _require_same(self, plan: Mapping[str, Any]) -> None:
-        if plan["kind"] != self.kind:
-            raise InputError(
-                f"output directory {self.out} holds a run of {plan['kind']}, not of {self.kind}; choose another with `out`"
-            )
-        earlier, wanted = plan["settings"], json.loads(json.dumps(self.settings))
-        differing = [name for name in {**wanted, **earlier} if earlier.get(name) != wanted.get(name)]
-        if differing:
-            changed = "; ".join(f"{name} was {earlier.get(name)!r}, is {wanted.get(name)!r}" for name in differing)
-            raise ConfigurationError(
-                f"the run in {self.out} has other settings: {changed}. Resume it with its own, or choose another with `out`"
-            )
-
-    def _plan(self) -> dict[str, Any] | None:
-        """What the folder says of the run that it was made for; ``None`` if it is of no run that can be resumed."""
-        assert self.out is not None
-        try:
-            plan = json.loads((self.out / STORE / SETTINGS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return plan if isinstance(plan, dict) and {"kind", "settings"} <= plan.keys() else None
-
-    def _open_in_place(self) -> None:
-        from sinklab.results.table import write_json
-
-        assert self.out is not None
-        if self.overwrite:
-            set_aside(self.out)  # for good when something has been stored: until then the run may turn out not to be possible
-        write_json({"kind": self.kind, "settings": self.settings}, self.out / STORE / SETTINGS)

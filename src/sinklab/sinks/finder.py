@@ -288,6 +288,20 @@ class SinkFinder(Watcher):
             return {**shares, "null": max(nulls)}
         return {**shares}
 
+    def shares(self) -> tuple[list[Head], np.ndarray, np.ndarray]:
+        """Heads; their mean share on every position, ``(heads, length)``, NaN where it can be no sink; their null mass."""
+        modules, on_positions = list(self._modules.values()), []
+        for module in modules:
+            known = module.candidates() & (module.sums["asked"] > 0).numpy()
+            shares = np.where(known, module.mean("share", "asked"), np.nan)
+            on_positions.append(np.pad(shares, ((0, 0), (0, self._length - shares.shape[1])), constant_values=np.nan))
+        none = [np.zeros(len(module.heads)) for module in modules]
+        null = [
+            (module.sums["null"] / module.documents)[:, 0].numpy() if module.has_null else zeros
+            for module, zeros in zip(modules, none, strict=True)
+        ]
+        return [head for module in modules for head in module.heads], np.concatenate(on_positions), np.concatenate(null)
+
     def rates(self) -> dict[int, float]:
         """Percent of (document, head) that sink at each position, whether or not it is the place that counts as the sink."""
         hits = np.zeros(self._length)

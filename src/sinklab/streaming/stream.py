@@ -185,12 +185,13 @@ class Stream:
         return _padded([self._encode(text, first=first) for text in texts])
 
     def _encode(self, given: str | Sequence[int], *, first: bool) -> list[int]:
-        """Ids of a text, with special tokens if it is the first."""
+        """Ids of a text, with special tokens if it is the first, but no second BOS in front of that of a chat template."""
         if not isinstance(given, str):
             return list(given)
         if self.tokenizer is None:
             raise InputError("text needs a tokenizer; give one, or token ids")
-        return self.tokenizer(given, add_special_tokens=first)["input_ids"]
+        ids, bos = self.tokenizer(given, add_special_tokens=first)["input_ids"], self.tokenizer.bos_token_id
+        return ids[1:] if first and bos is not None and ids[:2] == [bos, bos] else ids
 
     # --- out -----------------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import inspect
 import operator
 import os
 import re
+import shlex
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ from sinklab.errors import ConfigurationError
 from sinklab.results.environment import require_function, require_path, require_whole
 from sinklab.results.folder import default_out
 from sinklab.results.progress import DONE_OF_STAGE
-from sinklab.results.run import Progress
+from sinklab.results.run import COMMAND, Progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,7 +100,6 @@ StepSamples = Annotated[int, Doc("Fresh samples per step.")]
 Tolerance = Annotated[float, Doc("Training stops when every coordinate of a batch has a smaller error.")]
 StepCap = Annotated[int, Doc("Largest number of steps.")]
 FreshSamples = Annotated[int, Doc("Fresh samples for the evaluation.")]
-Anyway = Annotated[bool, Doc("Also train operations that provably cannot do the task; they run to the limit of steps.")]
 Bos = Annotated[
     Literal["auto", "always", "none"],
     Doc("Beginning-of-sequence token in front: as the tokenizer does by default, always, or none."),
@@ -136,11 +136,7 @@ class Loading(Options):
     trust_remote_code: TrustRemoteCode = False
 
     def open(self, model: _Model) -> LoadedModel:
-        """The model, loaded if it was named.
-
-        Raises:
-            ConfigurationError: it is in memory, and an option asks for what it is not.
-        """
+        """The model, loaded if it was named."""
         from sinklab.models.loading import opened
 
         return opened(model, **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
@@ -167,23 +163,21 @@ def command(function: Any) -> Any:
 
     The command line knows it by its line in ``sinklab.cli.commands``, or by an entry point of another package.
 
-    - What comes before ``*`` in the signature is given by its position, or by its name too if it has a default; all else is an
-      option. ``progress`` is handed in.
-    - Help is the text in ``Doc`` of the annotation, or the entry under ``Args:``. An option is called as its parameter, with
-      hyphens, or as words of the annotation say: ``Annotated[bool, "--json"]``. Options that are lists can be repeated, and
-      their parts separated by commas.
-    - With a :class:`WrittenTo` in the annotation of a path, the command line always writes a folder.
-    - Every command has ``--quiet``; a function that takes ``quiet`` is given it.
-    - ``In Python:`` in the docstring says what a line cannot give; help does not show it.
-    - What only Python can give (a callback, a tensor) is no option; ``say`` is handed in too, and prints a sentence on stderr.
-    - With :data:`WHOLE` in its annotation a list is taken as it is given: one part each time, whatever commas are in it.
+    - What comes before ``*`` in the signature is given by its position, all else is an option, called as its parameter, with
+      hyphens, or as words of the annotation say: ``Annotated[bool, "--json"]``. Help is the text in ``Doc`` of the annotation,
+      or the entry under ``Args:``; ``In Python:`` says what a line cannot give.
+    - Lists can be repeated, and their parts separated by commas, unless :data:`WHOLE` is in the annotation. With a
+      :class:`WrittenTo` in that of a path, the command line always writes a folder.
+    - ``progress``, ``quiet`` and ``say``, which prints a sentence on stderr, are handed in; what only Python has is no option.
     - A :class:`~sinklab.results.run.Result` or :class:`~sinklab.results.run.Listing` is shown, and gives the command
       ``--json``; text or a path is printed.
     """
-    return _with_checked_numbers if isinstance(function, str) else _with_checked_numbers(function)
+    if isinstance(function, str):
+        return functools.partial(_with_checked_numbers, name=function)
+    return _with_checked_numbers(function, name=function.__name__)
 
 
-def _with_checked_numbers(function: Callable[..., R]) -> Callable[..., R]:
+def _with_checked_numbers(function: Callable[..., R], name: str) -> Callable[..., R]:
     """The function behind :func:`~sinklab.configuration.check_numbers` of every argument, from Python and from a line alike."""
     parameters = inspect.signature(function).parameters.values()
     groups = {parameter.name: parameter.default for parameter in parameters if isinstance(parameter.default, Options)}
@@ -191,8 +185,8 @@ def _with_checked_numbers(function: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(function)
     def call(*positional: Any, **named: Any) -> Any:
-        given = {name: named.pop(name, default) for name, default in groups.items()}
-        for field in [name for name in named if name in group_of]:
+        given = {group: named.pop(group, default) for group, default in groups.items()}
+        for field in [argument for argument in named if argument in group_of]:
             group = group_of[field]
             given[group] = dataclasses.replace(given[group], **{field: _checked(call, field, named.pop(field))})
         signature = inspect.signature(function)
@@ -202,15 +196,45 @@ def _with_checked_numbers(function: Callable[..., R]) -> Callable[..., R]:
             raise TypeError(
                 f"{function.__name__}() {error}; it takes {', '.join(inspect.signature(call).parameters)}"
             ) from None
-        for name, value in bound.arguments.items():
-            if name == "model" and isinstance(value, os.PathLike):  # a directory; everything behind reads names
+        for argument, value in bound.arguments.items():
+            if argument == "model" and isinstance(value, os.PathLike):  # a directory; everything behind reads names
                 value = os.fspath(value)
-            bound.arguments[name] = _checked(call, name, value)
-        _check_early(call, {**bound.arguments, **{k: v for part in given.values() for k, v in vars(part).items()}})
-        return function(*bound.args, **bound.kwargs, **given)
+            bound.arguments[argument] = _checked(call, argument, value)
+        everything = {**bound.arguments, **{k: v for part in given.values() for k, v in vars(part).items()}}
+        _check_early(call, everything)
+        line = COMMAND.set(_line(call, name, everything))
+        try:
+            return function(*bound.args, **bound.kwargs, **given)
+        finally:
+            COMMAND.reset(line)
 
     call.__signature__ = _flat(function)  # type: ignore[attr-defined]
     return call
+
+
+def _line(function: Callable[..., Any], name: str, given: Mapping[str, Any]) -> str:
+    """How the command line says a call; empty where an object of Python was given, which no line can name."""
+    words = ["sinklab", name]
+    for argument, parameter in inspect.signature(function).parameters.items():
+        value, default = (
+            list(one) if isinstance(one, (list, tuple)) else [one]
+            for one in (given.get(argument, parameter.default), parameter.default)
+        )
+        if argument in ("out", "overwrite", "resume", "progress", "say", "quiet") or value in ([], [None]):
+            continue
+        if not all(isinstance(one, (str, int, float, Path)) for one in value):
+            return ""
+        notes = getattr(annotations_of(function)[argument], "__metadata__", ())
+        option = next((str(note) for note in notes if str(note).startswith("--")), f"--{argument.replace('_', '-')}")
+        if parameter.default is parameter.empty and parameter.kind is not parameter.KEYWORD_ONLY:
+            words += map(str, value)
+        elif value == default:
+            continue
+        elif isinstance(value[0], bool):
+            words.append(option if value[0] else f"--no-{option.removeprefix('--')}")
+        else:
+            words += [f"{option}={one}" for one in (value if WHOLE in notes else [",".join(map(str, value))])]
+    return shlex.join(words)
 
 
 def _flat(function: Callable[..., Any]) -> inspect.Signature:
@@ -269,12 +293,7 @@ def _evaluated(holder: Any) -> dict[str, Any]:
 
 
 def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
-    """The value; where a number is declared, as one of Python, which runs can record, and not of numpy.
-
-    Raises:
-        ConfigurationError: no number, one with a fraction in place of a whole one, no path, no function, or one thing in place
-            of a list of them.
-    """
+    """The value; where a number is declared, as one of Python, which runs can record, and not of numpy."""
     annotation = annotations_of(function)[name]
     annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     declared = set(get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,))
@@ -313,13 +332,7 @@ DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 
 
 def _check_early(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse names that are none, broken GGUF files and folders that are in the way before anything heavy is imported.
-
-    Raises:
-        ConfigurationError: no dtype.
-        InputError, UnknownNameError: no corpus, or an output directory that cannot be.
-        SinklabError: a GGUF file that cannot be read.
-    """
+    """Refuse names that are none, broken GGUF files and folders that are in the way before anything heavy is imported."""
     annotations = annotations_of(function)
     dtype = given.get("dtype", "auto")
     if isinstance(dtype, str) and dtype not in DTYPES:
@@ -356,11 +369,7 @@ def _of_python(value: Any) -> Any:
 
 
 def parse_seeds(seeds: str | Sequence[int]) -> list[int]:
-    """``0..4`` (both ends included), ``7``, or a list of these, ``0,1,10..12``; numbers as they are.
-
-    Raises:
-        ConfigurationError: anything else.
-    """
+    """``0..4`` (both ends included), ``7``, or a list of these, ``0,1,10..12``; numbers as they are."""
     if not isinstance(seeds, str):
         return list(seeds)
     from sinklab.configuration import check_numbers

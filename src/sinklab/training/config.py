@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import sys
-import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +11,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from sinklab.configuration import Section
-from sinklab.errors import ConfigurationError, InputError, SinklabError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.architecture import Architecture
 from sinklab.registry import recipes
 
@@ -72,8 +68,7 @@ class OptimizerConfig(Section):
     """Optimiser of the run; the numbers mean what they mean in ``torch.optim``."""
 
     name: Literal["adamw", "adam", "sgd"] = Field(
-        "adamw",
-        description="adamw (fused), adam (decay through the gradient), or sgd",
+        "adamw", description="adamw (fused), adam (decay through the gradient), or sgd"
     )
     learning_rate: float = Field(5e-3, gt=0, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -81,27 +76,20 @@ class OptimizerConfig(Section):
     )
     eps: float = Field(1e-8, gt=0, description="added to the root of Adam's second moment")
     momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
-    weight_decay: float = Field(0.1, ge=0, description="decoupled, except for adam and sgd")
-    decay: Literal["all", "matrices"] = Field(
-        "all",
-        description="decay every parameter (Gu et al.'s release), or only the matrices of linear maps and of the token "
-        "embedding: not norms, biases, tables of positions and what an operation learns",
-    )
+    weight_decay: float = Field(0.1, ge=0, description="of every parameter; decoupled, except for adam and sgd")
     max_grad_norm: float = Field(1.0, ge=0, description="gradients are clipped to this norm; 0 clips nothing")
 
 
 class ScheduleConfig(Section):
     """Learning rate over steps."""
 
-    name: Literal["cosine", "constant", "warmup_stable_decay"] = "cosine"
+    name: Literal["cosine", "constant"] = "cosine"
     warmup_steps: int = Field(100, ge=0, description="linear from zero")
-    decay_steps: int = Field(0, ge=0, description="of warmup_stable_decay: the last steps, in which the rate falls")
     min_ratio: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="learning rate over the peak towards which it falls: a step after the last would have it; cosine and "
-        "warmup_stable_decay",
+        description="learning rate over the peak towards which cosine falls: a step after the last would have it",
     )
 
 
@@ -183,10 +171,10 @@ class PretrainingConfig(Section):
             raise ConfigurationError(
                 f"training.snapshots has step {never[0]}, and the run has steps 0 to {training.steps} (training.steps)"
             )
-        busy = self.schedule.warmup_steps + (self.schedule.decay_steps if self.schedule.name == "warmup_stable_decay" else 0)
-        if busy > training.steps:
+        warmup = self.schedule.warmup_steps
+        if warmup > training.steps:
             raise ConfigurationError(
-                f"warm-up and decay take {busy} steps and the run has {training.steps}; lower schedule.warmup_steps"
+                f"warm-up takes {warmup} steps and the run has {training.steps}; lower schedule.warmup_steps"
             )
         for what, last in (
             ("data.random_positions", self.data.random_positions[1] if self.data.random_positions else 0),
@@ -202,9 +190,8 @@ def resolve_recipe(name: str | os.PathLike[str] | PretrainingConfig) -> Pretrain
     """The configuration that ``name`` stands for.
 
     Args:
-        name: a recipe from ``sinklab list recipes``, with settings if need be (``tiny:model.window=8``); a ``.py`` file with a
-            function without parameters that returns a :class:`PretrainingConfig`, ``file.py:function`` where there are several;
-            a ``run.json``, or a JSON or YAML file with the fields of one; or the output directory of a run.
+        name: a recipe from ``sinklab list recipes``, with settings if need be (``tiny:model.window=8``); a ``run.json``, or a
+            JSON or YAML file with the fields of one; or the output directory of a run.
 
     Raises:
         UnknownNameError: no recipe of that name.
@@ -213,52 +200,13 @@ def resolve_recipe(name: str | os.PathLike[str] | PretrainingConfig) -> Pretrain
     """
     if isinstance(name, PretrainingConfig):
         return name
-    file, _, function = os.fspath(name).partition(":")
+    file = os.fspath(name).partition(":")[0]
     path = Path(file).expanduser()
-    if path.suffix == ".py":
-        return _from_python(path, function)
     if path.suffix in (".json", ".yaml", ".yml") or (path.is_dir() and file not in recipes):
         return _from_fields(path / "run.json" if path.is_dir() else path)
-    return _checked(lambda: recipes.make(name), f"recipe {name!r}")
-
-
-def _from_python(path: Path, wanted: str) -> PretrainingConfig:
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
-    module = types.ModuleType(f"sinklab_recipe_{path.stem}")
-    sys.modules[module.__name__] = module  # as import does: dataclasses and types that are texts are looked up there
-    try:
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-        functions = {
-            name: value
-            for name, value in vars(module).items()
-            if inspect.isfunction(value)
-            and value.__module__ == module.__name__
-            and not name.startswith("_")
-            and _callable_bare(value)
-        }
-        name = wanted or (path.stem if path.stem in functions or len(functions) != 1 else next(iter(functions)))
-        if name in functions:
-            return _checked(functions[name], f"{path}:{name}")
-    except SinklabError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever a user's file does
-        raise InputError(f"{path} failed: {type(error).__name__}: {error}") from error
-    raise ConfigurationError(
-        f"{path} must define one function {wanted or 'without parameters'} that returns a PretrainingConfig, and it has "
-        f"{', '.join(functions) or 'none'}; name one of several as {path}:function"
-    )
-
-
-def _callable_bare(function: Callable[..., object]) -> bool:
-    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return all(p.default is not p.empty or p.kind in starred for p in inspect.signature(function).parameters.values())
-
-
-def _checked(function: Callable[[], object], what: str) -> PretrainingConfig:
-    config = function()
+    config = recipes.make(os.fspath(name))
     if not isinstance(config, PretrainingConfig):
-        raise ConfigurationError(f"{what} must return a PretrainingConfig, and returned {type(config).__name__}")
+        raise ConfigurationError(f"recipe {name!r} must return a PretrainingConfig, and returned {type(config).__name__}")
     return config
 
 

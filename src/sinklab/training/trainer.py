@@ -16,8 +16,6 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
-from torch.nn import Parameter
-from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Sampler
@@ -31,50 +29,26 @@ from sinklab.training.config import OptimizerConfig, PretrainingConfig, Schedule
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The optimiser of the configuration over the trainable parameters of a model."""
     rate, decay = config.learning_rate, config.weight_decay
-    groups = _groups(model, config)
-    if config.name == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps, weight_decay=decay, fused=True)
-    if config.name == "adam":
-        return torch.optim.Adam(groups, lr=rate, betas=config.betas, eps=config.eps, weight_decay=decay, fused=True)
-    return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, weight_decay=decay)
-
-
-def _groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, object]]:
-    """One group, or one that is decayed (weights of linear maps and of the token embedding) and one that is not."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if config.decay == "all":
-        return [{"params": parameters}]
-    matrices = {_stored(module) for module in model.modules() if isinstance(module, (nn.Linear, nn.Embedding))}
-    front = getattr(model, "front_tokens", None)
-    matrices -= set() if front is None else {_stored(front)}
-    decayed = [parameter for parameter in parameters if parameter in matrices]
-    spared = [parameter for parameter in parameters if parameter not in matrices]
-    groups: list[dict[str, object]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
-
-
-def _stored(module: nn.Linear | nn.Embedding) -> Parameter:
-    """The parameter behind the weight, also where an operation has reparametrised it."""
-    name = "parametrizations.weight.original" if parametrize.is_parametrized(module, "weight") else "weight"
-    return module.get_parameter(name)
+    if config.name == "adamw":
+        return torch.optim.AdamW(parameters, lr=rate, betas=config.betas, eps=config.eps, weight_decay=decay, fused=True)
+    if config.name == "adam":
+        return torch.optim.Adam(parameters, lr=rate, betas=config.betas, eps=config.eps, weight_decay=decay, fused=True)
+    return torch.optim.SGD(parameters, lr=rate, momentum=config.momentum, weight_decay=decay)
 
 
 def learning_rate_factor(step: int, schedule: ScheduleConfig, steps: int) -> float:
     """Factor on the peak learning rate at a 0-based step of so many, in [0, 1].
 
-    All three rise linearly from 0, which the first step has, over ``warmup_steps``. Then ``constant`` stays at 1; ``cosine``
-    falls along half a cosine towards ``min_ratio``; ``warmup_stable_decay`` stays at 1 and falls linearly towards ``min_ratio``
-    over the last ``decay_steps`` (Hägele et al. 2024, arXiv 2405.18392). A step behind the last one would have ``min_ratio``:
-    of four steps of decay to 0.1 the last has 0.325.
+    Both rise linearly from 0, which the first step has, over ``warmup_steps``. Then ``constant`` stays at 1, and ``cosine``
+    falls along half a cosine towards ``min_ratio``, which a step behind the last one would have.
     """
     if step < schedule.warmup_steps:
         return step / schedule.warmup_steps
     if schedule.name == "constant":
         return 1.0
-    falling = schedule.decay_steps if schedule.name == "warmup_stable_decay" else steps - schedule.warmup_steps
-    done = min(max((step - (steps - falling)) / max(falling, 1), 0.0), 1.0)
-    height = 1.0 - done if schedule.name == "warmup_stable_decay" else 0.5 * (1.0 + math.cos(math.pi * done))
-    return schedule.min_ratio + (1.0 - schedule.min_ratio) * height
+    done = min((step - schedule.warmup_steps) / max(steps - schedule.warmup_steps, 1), 1.0)
+    return schedule.min_ratio + (1.0 - schedule.min_ratio) * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 def make_schedule(optimizer: Optimizer, schedule: ScheduleConfig, steps: int) -> LambdaLR:

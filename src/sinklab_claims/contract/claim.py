@@ -198,22 +198,17 @@ It raises DoesNotApply or UnsupportedModelError, with the reason, where it is no
 class OnCheckpoint:
     """How a claim is measured on any checkpoint, without training.
 
-    By default the checkpoint is read out in the place of the variant :data:`BASELINE`, and the parts are those of the claim.
-
     Args:
-        label: another variant in whose place it stands.
-        measure: numbers by label, in the place of the read-outs of the claim.
-        parts, presupposes: what is said of them, if the claim says more than one model can answer.
+        measure: numbers by label, in the place of the read-outs of the claim, whose numbers are those of :data:`BASELINE`.
+        parts: what is said of them, if the claim says more than one model can answer.
         about: ``decoder``, models that predict the next token; ``text``, encoders too.
         reads: the longest texts that it takes.
         not_about: why it says nothing about a checkpoint of that kind, such as one with other positions; empty where it does.
         remark: how what is measured differs from what the claim says of trained models, in a sentence.
     """
 
-    label: str = BASELINE
     measure: OfCheckpoint | None = None
     parts: tuple[Part, ...] = ()
-    presupposes: tuple[Part, ...] | None = None
     about: Literal["decoder", "text"] = "decoder"
     reads: Reads = "samples"
     not_about: Callable[[Checkpoint], str] | None = None

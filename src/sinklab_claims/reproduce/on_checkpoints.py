@@ -245,7 +245,6 @@ def _conclude(
     """Judge a claim by what there is, and write it down."""
     how, run_id, took, failed = _how(claim), new_run_id(), 0.0, list[str]()
     parts = how.parts or claim.parts
-    presupposes = claim.presupposes if how.presupposes is None else how.presupposes
     by_model: dict[str, dict[int, Numbers]] = {}
     conclusions: dict[str, Conclusion] = {}
     for subject in subjects:
@@ -262,7 +261,7 @@ def _conclude(
             }
         by_model[subject.name] = {} if reason else numbers
         none = Conclusion("not applicable", (), (), reason)
-        conclusions[subject.name] = none if reason else judge_model(parts, presupposes, numbers)
+        conclusions[subject.name] = none if reason else judge_model(parts, claim.presupposes, numbers)
     judgement = judge_models(parts, conclusions, by_model, {subject.name: subject.revision for subject in subjects})
     found = ClaimFound(
         **about(name, claim, judgement, run_id),

@@ -1,4 +1,4 @@
-"""The command ``sinklab reproduce``: runs published statements and says what became of each, with a table and a page."""
+"""The command ``sinklab reproduce``: runs published statements and says what became of each, with a table."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def reproduce(
 ) -> Result:
     """Run published statements about sinks, and judge them: reproduced, not reproduced, or inconclusive.
 
-    Writes SCALE/CLAIM/table.parquet and run.json for every claim, and claims.html over all, into the output directory. Status
-    1: some runs failed; the results of the others are kept.
+    Writes SCALE/CLAIM/table.parquet and run.json for every claim into the output directory. Status 1: some runs failed; the
+    results of the others are kept.
 
     With --model nothing is trained: claims are measured on the models as they are, on texts drawn by the seeds. There is a
     verdict for each model, and one over models if the claim applies to three or more.
@@ -67,7 +67,7 @@ def reproduce(
         ray: Train on a Ray cluster; OUT must be shared by its nodes.
 
     Returns:
-        In ``listed`` a record for each claim; ``summary`` has them as ``claims``, and the path of the ``page``.
+        In ``listed`` a record for each claim; ``summary`` has them as ``claims``.
 
     Raises:
         UnknownNameError: a claim, source or scale that is not there, with the nearest one that is.
@@ -106,9 +106,6 @@ def reproduce(
     earlier = out / "runs" / scale if models is None else out / "measured" / CHECKPOINT
     if earlier.is_dir():
         tell(f"going on in {out}: what has been trained and measured there is not done again")
-    from sinklab.report.page import check_page
-
-    check_page(out / "claims.html")
     if models is None:
         from sinklab_claims.reproduce import on_trainings
 
@@ -128,39 +125,30 @@ def reproduce(
 
 
 def _over_all(results: Sequence[Result], out: Path, tell: Callable[[str], None]) -> Result:
-    """The results of single claims as one, with a page over them and those of earlier runs."""
+    """The results of single claims as one."""
     import pandas as pd
 
-    from sinklab_claims.reproduce.show import show_results, write_claims_page
+    from sinklab_claims.reproduce.show import show_results
     from sinklab_claims.verdict.records import read_results
 
-    stored = read_results(out)
-    page = write_claims_page(stored, out / "claims.html")
     rows = [result.summary for result in results]
     errors = list(dict.fromkeys(error for row in rows for error in row["errors"]))
     if errors:
         tell(f"logs are in {out / 'logs'}; the same command again tries what failed")
-    summary = {"claims": rows, "page": str(page), "errors": errors}
 
     def shows(summary: Mapping[str, Any]) -> list[Block]:
         left_out = [(row["name"], row["reason"]) for row in summary["claims"] if row["folder"] is None]
-        of_folder = {str(kept.folder.absolute()): kept for kept in stored}
+        of_folder = {str(kept.folder.absolute()): kept for kept in read_results(out)}
         own = [of_folder[row["folder"]] for row in summary["claims"] if row["folder"] in of_folder]
         blocks = [*show_results([kept.record for kept in own]), *([Facts(left_out)] if left_out else [])]
-        return [*blocks, Facts([("page", summary["page"]), *(("table", f"{kept.folder}/table.parquet") for kept in own[:1])])]
+        return [*blocks, *(Facts([("table", f"{kept.folder}/table.parquet")]) for kept in own[:1])]
 
     table = pd.concat([result.table for result in results])
-    return Result(summary, table, {"kind": "reproduce"}, out, listed=rows, shows=shows)
+    return Result({"claims": rows, "errors": errors}, table, {"kind": "reproduce"}, out, listed=rows, shows=shows)
 
 
 def chosen(
-    names: list[str],
-    *,
-    source: str | None,
-    all_claims: bool,
-    scale: str,
-    base: str | None = None,
-    on_models: bool = False,
+    names: list[str], *, source: str | None, all_claims: bool, scale: str, base: str | None = None, on_models: bool = False
 ) -> list[str]:
     """The claims that a command line asks for. Raises as :func:`reproduce`."""
     check_word(scale, SCALES, "scale")

@@ -1,28 +1,13 @@
-"""What is shown of claims: the list, one in full, verdicts with their effects, and the page over all results of a store."""
+"""What is shown of claims: the list, one in full, and verdicts with their effects."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, Mark, Marks, Say, counted, number
+from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, Say, counted, number
 from sinklab_claims.contract.claim import ROWS
-from sinklab_claims.verdict.records import (
-    ClaimFound,
-    ModelFound,
-    PartFound,
-    StoredClaim,
-    deciding_part,
-    evidence_of,
-    published_effects,
-)
-
-RULE = (
-    "A part is reproduced if the 95 % interval of its effect over seeds lies in the claimed region, not reproduced if it lies "
-    "outside, else inconclusive."
-)
+from sinklab_claims.verdict.records import ClaimFound, ModelFound, PartFound, deciding_part, published_effects
 
 EVIDENCE = {
     "toy": "models of ours on a synthetic language or task",
@@ -147,47 +132,3 @@ def _found(row: Mapping[str, Any]) -> str:
         return row["verdict"] or "not run yet"
     effect = effect_words(row["effect"], row["interval"], row["unit"])
     return f"{row['verdict']}  {effect}  ({counted(len(row['seeds']), 'seed')}; evidence: {row['evidence']})"
-
-
-def write_claims_page(results: Sequence[StoredClaim], path: Path) -> Path:
-    """Write one page about all results of a store; returns its path."""
-    from sinklab.report.page import render, write_page
-    from sinklab.results.html import html
-
-    counts = Counter(result.record.verdict for result in results)
-    hardware = {str(result.record.environment.get("hardware", {}).get("name", "unknown")) for result in results}
-    context = {
-        "kind": "claims",
-        "operation": None,
-        "title": "What became of the claims",
-        "heading": ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()),
-        "lead": RULE,
-        "body": html(_page(results)),
-        "facts": [("results", [("claims", len(results)), ("hardware", ", ".join(sorted(hardware)))])],
-    }
-    return write_page(render("study.html.j2", context, {"page": "claims"}, {}), path)
-
-
-def _page(results: Sequence[StoredClaim]) -> Iterator[Block]:
-    rows, of_unit = list[list[Cell]](), dict[str, dict[str, list[Mark]]]()
-    for result in results:
-        found, place = result.record, result.folder.parent.name
-        part, effect = deciding_part(found.parts, found.verdict), _deciding(found.parts, found.verdict)
-        claimed = "" if part is None else f"{part.effect}: {part.expected}"
-        rows.append([found.claim, place, evidence_of(found), found.verdict, effect, claimed, found.source, len(found.seeds)])
-        if part is not None and part.mean is not None:
-            mark = Mark(place, part.mean, *(part.interval or (None, None)))
-            of_unit.setdefault(part.unit, {}).setdefault(found.claim, []).append(mark)
-    yield Grid(("claim", "scale and base", "evidence", "verdict", "effect", "claimed", "source", "seeds"), rows, text=7)
-    for unit, of_claim in of_unit.items():
-        yield Marks("Effects that decide", [(claim, marks) for claim, marks in of_claim.items()], unit)
-    if any(result.record.models for result in results):
-        yield Heading("Claims against checkpoints", level=3)
-        yield from _of_models([result.record for result in results if result.record.models])
-    for result in results:
-        found = result.record
-        yield Heading(f"{found.claim}, {result.folder.parent.name}: {found.verdict}", level=3)
-        yield Say(found.statement)
-        remarks = [("why", found.reason), ("beside it", found.evidence)]
-        yield Facts([("source", found.reference), ("published", found.published), *(row for row in remarks if row[1])])
-        yield from _parts_of(found)

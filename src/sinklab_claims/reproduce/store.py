@@ -40,15 +40,7 @@ from sinklab.results.version import __version__
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.process import chosen_dtype
 from sinklab.training.tokenizer import hash_key
-from sinklab_claims.contract.claim import (
-    Base,
-    Changes,
-    ReadOut,
-    Scale,
-    Times,
-    Variant,
-    base_config,
-)
+from sinklab_claims.contract.claim import BASELINE, Base, Changes, ReadOut, Scale, Times, Variant, base_config
 from sinklab_claims.contract.trained import STREAMED, Checkpoint, TrainedModel
 from sinklab_claims.reproduce.claims import claim_called
 
@@ -292,7 +284,7 @@ class Task:
             raise DoesNotApply(reason)
         if how.measure is not None:
             return {label: _plain(of) for label, of in how.measure(opened).items()}
-        return {how.label: {name: value for function in functions for name, value in _plain(function(opened)).items()}}
+        return {BASELINE: {name: value for function in functions for name, value in _plain(function(opened)).items()}}
 
     def open(self, cache: Path) -> Opened:
         """The model that it is measured on."""

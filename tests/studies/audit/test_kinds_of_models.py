@@ -15,11 +15,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from sinklab import audit, measure
 from sinklab.cli.catalogue import compare
 from sinklab.corpora import resolve_corpus
-from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel, load_model, wrap_model
 from sinklab.models.losses import IGNORED
-from sinklab.models.positions import short_text_warning
 from sinklab.sinks import find_sinks
 from sinklab.studies.audit.compare import Comparison
 from sinklab.studies.audit.page import head_data, read_audit
@@ -237,19 +236,6 @@ def test_the_loss_is_the_models_own(paired, tsv):
     assert (paired.summary["loss_kind"], paired.summary["bits_per_byte"]) == ("target token", None)
 
 
-def test_targets_so_short_that_an_even_share_passes_are_said(paired, tsv):
-    """An even share of the first of T positions, over the queries, is (1 + 1/2 + … + 1/T) / T: above 0.3 up to nine tokens."""
-    loaded = bart()
-    drawn = draw_samples(loaded, resolve_corpus(str(tsv)), seq_len=LENGTH, samples=16, seed=0, bos=True)
-    lengths = drawn.arguments["decoder_attention_mask"].sum(1).tolist()
-    short = sorted(lengths)[1]  # of 16: more than one in ten must be short, as a sink must be seen in so many
-    said = [text for text in paired.summary["warnings"] if "looks at all keys alike" in text]
-    assert [text.split(" gives ")[0] for text in said] == [f"In texts of {short} tokens a head that looks at all keys alike"]
-    for length, warned in ((9, True), (10, False)):
-        halves = draw_samples(loaded, resolve_corpus("random_tokens"), seq_len=length, samples=2, seed=0, bos=True)
-        assert bool(short_text_warning(loaded.model, halves, 0.3)) == warned
-
-
 def test_three_kinds_of_attention_are_reported_apart(paired, capsys):
     """Planted: half of the heads of cross-attention at the end of a source, wherever that is; nothing in the encoder."""
     encoder, _, cross = parts = paired.summary["parts"]
@@ -309,35 +295,6 @@ def test_files_of_every_form_hold_the_same_pairs(tsv, tmp_path):
     assert sorted(resolve_corpus({"name": "pairs", **settings}).pairs(0)) == sorted(PAIRS)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("a.tsv", "one\ttwo\tthree\n", r"a\.tsv has 3 columns, 'one, two, three', and none named 'source' and 'target'"),
-        ("a.tsv", "alone\n", r"has 1 columns, 'alone', and none named"),
-        ("a.tsv", "a\tb\nc\t \n", r"pair 2: the target is empty; a pair needs both texts"),
-        ("a.tsv", "a\tb\nc\td\te\n", r"cannot be read as a table: .*Expected 2 fields in line 2, saw 3"),
-        ("a.tsv", "\n", r"a\.tsv is empty: it holds no text"),
-        ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "c"}\n', r"pair 2 has no 'target'; it has 'source'"),
-        ("a.jsonl", '{"source": "a", "target": "b"}\n[1]\n', r"line 2 is no JSON object"),
-        ("a.jsonl", '{"source": "a", "target": "b"}\n{"so', r"line 2 is no JSON object"),
-        ("a.jsonl", '{"source": "a", "target": 7}\n', r"pair 1: 'target' is int, not text"),
-    ],
-)
-def test_a_pair_that_is_none_is_named_by_its_line(tmp_path, name, content, says):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=says) as caught:
-        resolve_corpus(str(tmp_path / name))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("names", ["source,target", "source, target", '"source","target"', "Source,TARGET"])
-def test_a_row_of_names_is_no_pair(tmp_path, names):
-    (tmp_path / "a.csv").write_text(f"{names}\nd e,f\n")
-    (tmp_path / "a.tsv").write_text(f"{names.replace(',', chr(9)).replace(chr(34), '')}\nd e\tf\n")
-    for name in ("a.csv", "a.tsv"):
-        assert list(resolve_corpus(str(tmp_path / name)).pairs(0)) == [("d e", "f")]
-
-
 def test_what_cannot_be_read_is_refused_in_one_line(tsv, checkpoint):
     with pytest.raises(InputError, match=r"reads text, and corpus 'letters\.tsv' holds pairs of texts; give a text file"):
         measure(str(checkpoint), probes=["entropy"], corpus=str(tsv), seq_len=8, samples=2)
@@ -345,29 +302,6 @@ def test_what_cannot_be_read_is_refused_in_one_line(tsv, checkpoint):
         measure(t5(), probes=["entropy"], corpus=str(tsv), seq_len=8, samples=17)
     with pytest.raises(ConfigurationError, match=r"has no decoder_start_token_id; set decoder_start_token_id in config\.json"):
         measure(t5(decoder_start_token_id=None), probes=["entropy"], corpus=str(tsv), seq_len=8, samples=2)
-
-
-def test_other_commands_refuse_in_one_line(tmp_path):
-    from sinklab import find_causes
-    from sinklab.studies.cache.cache import compare_policies
-    from sinklab.studies.depend.depend import depend
-
-    model = t5()
-    with pytest.raises(UnsupportedModelError, match=r"predicts no next token of its own text, .* is for decoders"):
-        depend(model, tasks=["long_text"], window=16, items=2)
-    with pytest.raises(UnsupportedModelError, match="predicts no next token, so policies have no loss to compare"):
-        compare_policies(model, corpus="random_tokens", windows=[16], tokens=64, documents=1)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    pictures = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=8, patch_size=4))
-    with pytest.raises(UnsupportedModelError, match="ViTForImageClassification predicts no next token"):
-        compare_policies(wrap_model(pictures))  # before it is asked for a tokenizer
-    with pytest.raises(UnsupportedModelError, match=r"the loss of a T5\w+ is taken of a target token, .* MaskedToken"):
-        find_causes(model, domains=["random_tokens"])
-    summary = audit(model, corpus="random_tokens", seq_len=8, samples=2, certificate=True, causes=True).summary
-    assert summary["loss"] > 0
-    assert summary["causes"]["refused"].startswith("the loss of a T5ForConditionalGeneration is taken of a target token")
-    assert summary["certificate"]["refused"].startswith("an encoder–decoder has three kinds of attention")
-    assert "policies have no loss to compare" in summary["cache"]["refused"]
 
 
 def test_the_page_shows_the_parts_apart(paired):

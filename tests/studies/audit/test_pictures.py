@@ -7,20 +7,7 @@ import re
 
 import pytest
 import torch
-from transformers import (
-    DetrConfig,
-    DetrImageProcessor,
-    DetrModel,
-    ResNetConfig,
-    ViTConfig,
-    ViTForImageClassification,
-    Wav2Vec2Config,
-    Wav2Vec2FeatureExtractor,
-    Wav2Vec2Model,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-    WhisperModel,
-)
+from transformers import DetrConfig, DetrImageProcessor, DetrModel, ResNetConfig, ViTConfig, ViTForImageClassification
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from sinklab import audit, find_origin, measure
@@ -72,25 +59,7 @@ def test_a_length_that_pictures_do_not_have_is_refused(audited):
     for command in commands:
         with pytest.raises(ConfigurationError, match=said):
             command(samples=4, seq_len=128)
-    # The line of a card names the length that they have.
     assert len(measure(loaded, probes=["sink_rate"], samples=2, seq_len=50).table)
-
-
-def test_a_length_that_recordings_do_not_have_is_refused():
-    torch.manual_seed(0)
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    sizes |= {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    config = WhisperConfig(**sizes, d_model=16, encoder_ffn_dim=32, num_mel_bins=8, max_source_positions=50)
-    reads = WhisperFeatureExtractor(feature_size=8, chunk_length=1)
-    loaded = wrap_model(WhisperModel(config).eval(), processor=reads, name="toy")
-    with pytest.raises(
-        ConfigurationError, match="`seq_len` 12 has no effect on WhisperEncoder, whose recordings have 50 positions"
-    ):
-        measure(loaded, probes=["sink_rate"], samples=2, seq_len=12)
-    sizes = {"conv_dim": (8, 8), "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_feat_extract_layers": 2}
-    config = Wav2Vec2Config(**SIZES, **sizes, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
-    heeds = wrap_model(Wav2Vec2Model(config).eval(), processor=Wav2Vec2FeatureExtractor(), name="toy")
-    assert measure(heeds, probes=["sink_rate"], samples=2, seq_len=12).record["config"]["seq_len"] == 12
 
 
 def toy_detr():

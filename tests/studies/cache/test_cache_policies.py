@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.architectures.zoo import ZOO, build
 from tests.conftest import TEXT, make_sinklm
-from tests.test_sinks import LOUD, planted
 
 from sinklab.corpora import resolve_corpus
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError, UnsupportedModelError
@@ -16,28 +15,15 @@ from sinklab.models.loading import load_model, wrap_model
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.registry import policies as policy_registry
-from sinklab.results.blocks import interval
-from sinklab.results.sections import from_json
 from sinklab.results.table import COLUMNS, read_table
-from sinklab.sinks import Sink, Sinks
 from sinklab.streaming.perplexity import estimate, losses
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.cache.cache import compare_policies
-from sinklab.studies.cache.comparison import _curve, _Measured, _recomputed, _scored, compared
-from sinklab.studies.cache.found import (
-    Comparison,
-    Difference,
-    QuantizedEntry,
-    Size,
-    must_stay_whole,
-    quantized_rows,
-    show,
-    show_quantized,
-)
-from sinklab.studies.cache.plan import checked_budgets, checked_names, long_texts, plan_policies, scored_from, sinks_of_texts
+from sinklab.studies.cache.comparison import _curve, _Measured, _recomputed, _scored
+from sinklab.studies.cache.found import Difference, QuantizedEntry, must_stay_whole, quantized_rows, show_quantized
+from sinklab.studies.cache.plan import checked_budgets, checked_names, long_texts, plan_policies, scored_from
 from sinklab.studies.cache.recommendation import recommend
 from sinklab.studies.cache.rounding import _largest, quantized_caches
-from sinklab.studies.export.chosen import plan_of
 
 
 def made_up(offsets: dict[int, float], spread: float = 0.001) -> dict[int, torch.Tensor]:
@@ -105,41 +91,15 @@ class TestRecommendation:
         for trained in (None, 257):
             assert recommend(sizes, trained_length=trained).notes == ()
 
-    def test_says_where_other_tokens_than_the_first_do_better(self):
-        """A sink that stands elsewhere: first tokens gain nothing, and to keep it gains 0.2 nats."""
-        sizes = made_up({0: 0.2, 1: 0.2, 8: 0.19, 7: 0.0})
-        elsewhere = {"pinned {7}+63": sizes.pop(7), "pinned {9}+63": sizes[8]}
-        found = recommend({64: sizes}, pinned={64: elsewhere})
-        # Sinks are needed, though none among the first tokens.
-        assert (found.needed, found.num_sinks, found.better) == ("yes", 0, "pinned {7}+63")
-        loss, gain = estimate(elsewhere["pinned {7}+63"]), estimate(sizes[0] - elsewhere["pinned {7}+63"])
-        assert (found.loss, found.gain) == (loss, gain)
-        for others in ({32: elsewhere}, {64: {"pinned {9}+63": sizes[8]}}, {}):
-            without = recommend({64: sizes}, pinned=others)
-            assert (without.needed, without.better) == ("no", None)
-
-    @pytest.mark.parametrize(("smaller", "window"), [(0.01, 31), (0.07, 63)])
-    def test_the_size_is_chosen_by_the_losses_of_what_is_recommended(self, smaller, window):
-        """First tokens need the larger size, and sinks that stand elsewhere lose 0.01 or 0.07 nats in the smaller one."""
-        sizes = {32: made_up({0: 0.9, 1: 0.9}), 64: made_up({0: 0.4, 1: 0.4})}
-        losses_of = made_up({32: smaller, 64: 0.0})
-        pinned = {held: {f"pinned {{7}}+{held - 1}": losses_of[held]} for held in (32, 64)}
-        assert recommend(sizes, pinned=pinned).better == f"pinned {{7}}+{window}"
-        assert recommend(sizes).window == 64
-
 
 # --- what is compared --------------------------------------------------------------------------------------------------------
-
-
-def sinks_at(*positions):
-    return Sinks(sinks=tuple(Sink(kind="position", position=position) for position in positions))
 
 
 @pytest.mark.parametrize("budget", [16, 63, 128])
 @pytest.mark.parametrize("name", list(policy_registry))
 def test_every_policy_is_given_the_same_size(name, budget):
     left_out = []
-    plan = list(plan_policies(None, None, [name], [budget], (0, 1, 4), sinks_at(0, 7), left_out))
+    plan = list(plan_policies([name], [budget], (0, 1, 4), left_out))
     assert plan
     assert left_out == []
     for policy, size in plan:
@@ -150,7 +110,7 @@ def test_every_policy_is_given_the_same_size(name, budget):
 def test_settings_that_were_given_hold_and_the_rest_makes_the_size():
     specs = ["sink_window:num_sinks=2", "window:window=32", "blocks:num_sinks=1"]
     names, left_out = checked_names(specs), []
-    plan = list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), left_out))
+    plan = list(plan_policies(names, [32, 64], (0, 1), left_out))
     assert [(policy.describe(), budget) for policy, budget in plan] == [
         ("2+30", 32),
         ("2+62", 64),
@@ -159,64 +119,6 @@ def test_settings_that_were_given_hold_and_the_rest_makes_the_size():
         ("1+2×32", 64),
     ]
     assert left_out == []  # a size that was given is compared at that one, if it is among them
-
-
-def test_a_size_that_was_given_and_is_none_of_the_windows_is_said_to_be_that():
-    names, left_out = checked_names(["sink_window:window=40", "blocks:block=8"]), []
-    assert list(plan_policies(None, None, names, [32, 64], (0, 1), sinks_at(0, 1), left_out)) == []
-    assert left_out[0].reason == (
-        "sink_window:window=40 holds 44 tokens before the query, and policies are compared at equal sizes, which are "
-        "32 and 64; give 44 among `windows`, or leave its size open"
-    )
-    assert left_out[1].reason.startswith("blocks:block=8 holds 19 tokens ")
-    (plan,) = plan_policies(None, None, names[:1], [32, 44], (0, 1), sinks_at(0, 1), left_out := [])
-    assert (plan[0].describe(), plan[1], left_out) == ("4+40", 44, [])
-
-
-def test_pinned_tokens_are_those_that_were_found():
-    plan = list(plan_policies(None, None, ["pinned"], [16], (0, 1), sinks_at(0, 7), []))
-    assert [(policy.pinned, policy.window) for policy, _ in plan] == [((0, 7), 14)]
-    left_out = []
-    assert list(plan_policies(None, None, ["pinned"], [16], (0, 1), sinks_at(0, 1), left_out)) == []
-    assert left_out[0].reason == "sinks were found at the first tokens alone, which sink_window keeps just as well"
-
-
-def test_sinks_to_pin_are_those_of_the_places_where_texts_begin():
-    """A token that draws attention, at position 5 of every text and nowhere else; without BOS nothing is put in front."""
-    rows = torch.randint(10, 300, (4, 600), generator=torch.Generator().manual_seed(0))
-    rows[:, 5] = LOUD
-    loaded = wrap_model(planted())
-    assert sinks_of_texts(loaded, rows).positions == [5]
-    plan = list(plan_policies(loaded, rows, ["pinned"], [16], (0, 1), None, left_out := []))
-    assert ([policy.pinned for policy, _ in plan], left_out) == ([(5,)], [])
-
-
-def test_a_sink_that_stands_elsewhere_is_what_is_recommended_and_exported():
-    """Heads rest on the token at position 5, whose value is zero; without it they write the mean of values, which costs."""
-    rows = torch.randint(10, 300, (8, 200), generator=torch.Generator().manual_seed(0))
-    rows[:, 5] = LOUD  # attended by every query, wherever it stands
-    model = planted()
-    with torch.no_grad():
-        model.embed_tokens.weight[LOUD, 2:] = 0.0
-        model.layers[0].self_attn.v_proj.weight[:, :2] = 0.0
-        model.layers[0].self_attn.o_proj.weight.mul_(1000)
-        model.norm.weight.mul_(10)
-    names, sizes = ["window", "sink_window", "pinned"], {"budgets": [16, 32], "sinks": (0, 1, 4)}
-    summary, _ = compared(wrap_model(model), rows, names=names, **sizes, corpus="made up", bos=False)
-    assert summary.recommended == Size(1, 15, [5])
-    assert (summary.sinks_needed, summary.better_pinned) == ("yes", "pinned {5}+15")
-    row = next(row for row in summary.policies if row.label == "pinned {5}+15")
-    gain = interval(-row.against_window, 3, "")
-    assert (
-        summary.recommendation
-        == f"Keep the sinks where they were found (pinned {{5}}+15): {gain} nats per token better than without."
-    )
-    (facts, *_) = show(summary)
-    assert facts.rows[0][:2] == ("cache", "keep 1 + 15 at 5")
-    assert facts.rows[1] == ("", "without sinks", interval(-row.against_window, 3))
-    plan = plan_of(summary)
-    assert policy_registry.settings(plan.policy) == row.settings
-    assert plan.found[0].startswith(f"Measured: {row.loss:.3f} [")
 
 
 # --- a small model -----------------------------------------------------------------------------------------------------------
@@ -255,17 +157,6 @@ class TestComparison:
         assert all(entry["tokens_per_second"] > 0 for entry in entries)
         # Keys and values: 2 layers of 2 heads of 16 in float32; of the sinks their first form too.
         assert [entry["bytes_held"] for entry in entries[:4]] == [512 * 120, 512 * 17, 512 * 17 + 256, 512 * 17 + 4 * 256]
-
-    def test_a_window_without_sinks_is_measured_once_however_it_is_written(self, model):
-        """Its two kinds of positions are the same, and so are its two names; all of them have one label, or one reading."""
-        ways = ["window", "window:positions=original", "sink_window:num_sinks=0", "sink_window"]
-        for names in (ways, ways[:0:-1]):
-            result = compare_policies(model, policies=names, **{**SMALL, "windows": [16]})
-            assert [entry["held"] for entry in result.summary["policies"] if not entry["num_sinks"]] == [17]
-            assert not result.table.duplicated(["metric", "policy", "query_position"]).any()
-            assert all(entry["against_window"] for entry in result.summary["policies"] if entry["num_sinks"])
-            found = from_json(Comparison, result.summary, "")
-            assert plan_of(dataclasses.replace(found, recommended=Size(0, 16))).found[0].startswith("Measured: ")
 
     def test_losses_are_those_of_the_policies(self, result, model):
         rows = resolve_corpus("random_tokens").sample(model.encoder, seq_len=120, samples=3, seed=0, bos=False)
@@ -356,16 +247,6 @@ def test_what_is_read_anew_is_completed_by_the_window_whatever_else_is_compared(
         read.append(next(entry for entry in entries if entry["policy"] == "recompute"))
     assert read[0]["loss"] == read[1]["loss"]
     assert read[0]["against_window"] == read[1]["against_window"]
-
-
-def test_a_model_whose_attention_cannot_be_seen_is_compared_without_what_pins_its_sinks():
-    model = wrap_model(build(ZOO["gpt_neo"], "eager").eval())
-    sizes = {"corpus": "random_tokens", "windows": [8], "sinks": (0, 1), "tokens": 40, "documents": 2}
-    summary = compare_policies(model, policies=["full", "recompute", "pinned"], **sizes).summary
-    assert [entry["policy"] for entry in summary["policies"]] == ["full", "recompute"]
-    (left_out,) = summary["left_out"]
-    assert left_out["policy"] == "pinned"
-    assert "computes attention in its own code" in left_out["reason"]
 
 
 def make_model_with_learned_positions():

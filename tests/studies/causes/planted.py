@@ -20,6 +20,7 @@ from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
 from sinklab.sinks import Head, Sinks, find_sinks
 from sinklab.studies.causes import engine
+from sinklab.studies.causes.readout import Readout
 from sinklab.studies.causes.samples import Samples, token_samples
 from sinklab.studies.theory.trigger_bounds import softmax_solution, trigger_batch
 
@@ -32,6 +33,18 @@ def sinks_of(model: nn.Module, samples: Samples, **settings: Any) -> Sinks:
 def words(count: int = 4, length: int = 14) -> Samples:
     """Random texts of tokens 1 to 49."""
     return token_samples([("words", torch.randint(1, 50, (count, length), generator=torch.Generator().manual_seed(2)))])
+
+
+class SquaredError(Readout):
+    """Mean squared error of what a model gives back, ``(samples, seq_len, width)``."""
+
+    unit = "squared units"
+
+    def outputs(self, outputs: Any, samples: Samples) -> Tensor:
+        return getattr(outputs, "last_hidden_state", outputs)
+
+    def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
+        return (outputs - samples.targets.to(outputs)).square().mean(-1)
 
 
 def small_lm(**fields: Any) -> SinkLM:

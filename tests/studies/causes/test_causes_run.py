@@ -13,6 +13,7 @@ import torch
 from tests.conftest import make_sinklm
 from tests.studies.causes.planted import (
     PlantedLM,
+    SquaredError,
     always_the_same,
     inert,
     killed_behind,
@@ -47,14 +48,14 @@ from sinklab.results.store import Store
 from sinklab.results.table import read_run, read_table
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes import measurement as causes_measure
+from sinklab.studies.causes.domains import Texts, texts_of
 from sinklab.studies.causes.effects import HeadEdit, make_variants, one_by_one
 from sinklab.studies.causes.engine import Engine, measure_effects
 from sinklab.studies.causes.labels import label_heads
-from sinklab.studies.causes.readout import ClassLogits, NextToken, OutputDivergence, SquaredError
+from sinklab.studies.causes.measurement import Resumable
+from sinklab.studies.causes.readout import ClassLogits, NextToken
 from sinklab.studies.causes.request import Request
-from sinklab.studies.causes.resumable import Resumable
 from sinklab.studies.causes.samples import Samples, token_samples
-from sinklab.studies.causes.texts import Texts, texts_of
 
 QUICK = {"domains": ["random_tokens"], "texts": 11, "seq_len": 24, "sink": 0}
 """Random weights have no sink, so a place is named; eleven texts are enough for the hypotheses of four heads on two domains."""
@@ -73,7 +74,7 @@ def test_files_and_summary(result):
     first = result.summary["heads"][0]
     assert set(first) == {
         "layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects",
-        "needs_sink", "undecided", "estimates", "sink_weights", "value_ratios",
+        "needs_sink", "undecided", "estimates",
     }  # fmt: skip
     assert first["domains"] == {"random_tokens": first["label"]}
     assert set(first["effects"]["redirect"]["random_tokens"]) == {"mean", "low", "high", "p"}
@@ -83,13 +84,12 @@ def test_files_and_summary(result):
         "mixed", "undecided", "not-run",
     ]  # fmt: skip
     assert result.summary["sink"]["place"] == 0
-    assert (result.summary["screened"], result.summary["budget"]) == (None, None)
-    assert "as it is" in result.summary["location"]["conditions"]
+    assert result.summary["budget"] is None
 
 
 def test_the_table_has_the_means_of_the_effects(result):
     table = read_table(result.folder / "table.parquet")
-    assert set(table["probe"]) == {"causes", "causes_location"}
+    assert set(table["probe"]) == {"causes"}
     effects = table[(table["probe"] == "causes") & (table["metric"] == "loss_change")]
     assert len(effects) == 4 * len(result.summary["variants"])
     assert set(effects["count"]) == {11}
@@ -131,7 +131,7 @@ def test_a_killed_run_goes_on_where_it_was(result, checkpoint, tmp_path, monkeyp
 
 def test_a_budget_is_spent_on_the_most_informative_heads_and_what_is_left_is_said(checkpoint, tmp_path, monkeypatch):
     calls = killed_behind(monkeypatch, 10**6)
-    options = {**QUICK, "budget": 1e-6, "experiments": False}  # spent before the first group: of each stage one piece is done
+    options = {**QUICK, "budget": 1e-6}  # spent before the first group: of each stage one piece is done
     found = find_causes(str(checkpoint), **options, out=tmp_path / "out").summary
     (first,) = ((edited, chosen) for edited, chosen in calls if "+" not in edited[0])
     sizes = [0.0, 0.0]
@@ -143,21 +143,20 @@ def test_a_budget_is_spent_on_the_most_informative_heads_and_what_is_left_is_sai
     assert [head["layer"] for head in left] == [1 - layer] * 2
     assert found["counts"]["not-run"] == 2
     assert all(head["effects"] == {} and head["undecided"] == {} for head in left)
-    assert found["screened"]["redirect"]["heads"] == 2
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Not measured: what the screen expects, which is no verdict" in page
 
 
 def test_what_another_configuration_of_the_same_weights_left_is_not_taken(own_checkpoint, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    alone = find_causes(str(own_checkpoint), **QUICK, minimal_effect=0.01, experiments=False).summary
+    alone = find_causes(str(own_checkpoint), **QUICK, minimal_effect=0.01).summary
     with monkeypatch.context() as patched:
         patched.setattr(causes_measure, "label_heads", lambda *given, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            find_causes(str(own_checkpoint), **QUICK, minimal_effect=0.01, experiments=False, out=out)
+            find_causes(str(own_checkpoint), **QUICK, minimal_effect=0.01, out=out)
     config = json.loads((own_checkpoint / "config.json").read_text())
     (own_checkpoint / "config.json").write_text(json.dumps({**config, "position": {"name": "rotary", "theta": 20.0}}))
-    other = find_causes(str(own_checkpoint), **QUICK, minimal_effect=0.01, experiments=False, out=out).summary
+    other = find_causes(str(own_checkpoint), **QUICK, minimal_effect=0.01, out=out).summary
     assert other["clean_loss"] != alone["clean_loss"]
 
 
@@ -180,7 +179,6 @@ def test_two_domains_and_no_sink(checkpoint):
     assert head["sink_weight"] is None
     assert "redirect" not in head["effects"]
     assert {"random_tokens", "repeated_token"} == set(found.summary["clean_loss"])
-    assert "the location of a sink needs one" in found.summary["location"]["refused"]
     assert found.summary["sink"]["place"] is None
 
 
@@ -189,25 +187,11 @@ def test_a_domain_that_is_predicted_worse_than_by_a_guess_is_named(checkpoint):
     model = load_model(str(checkpoint))
     with torch.no_grad():
         model.model.get_output_embeddings().weight *= 100
-    said = find_causes(model, **{**QUICK, "domains": ["random_tokens"]}, heads=[(0, 1)], experiments=False).summary
+    said = find_causes(model, **{**QUICK, "domains": ["random_tokens"]}, heads=[(0, 1)]).summary
     assert (
         f"A loss of {said['clean_loss']['random_tokens']:.3f} nats on random_tokens is above that of a guess"
         in said["notes"][0]
     )
-
-
-def test_weights_on_the_sink_are_those_of_each_domain(checkpoint):
-    """Not the pooled ones; each as one gets it from a run on that domain alone. The location is left out."""
-    options = {**QUICK, "experiments": False, "heads": [(1, 0)]}
-    both = find_causes(str(checkpoint), **{**options, "domains": ["random_tokens", "repeated_token"]})
-    (head,) = both.summary["heads"]
-    assert both.summary["location"] is None
-    for domain in ("random_tokens", "repeated_token"):
-        (alone,) = find_causes(str(checkpoint), **{**options, "domains": [domain]}).summary["heads"]
-        # float32 weights of batches of the same texts
-        assert head["sink_weights"][domain] == pytest.approx(alone["sink_weight"], rel=1e-5)
-        assert head["value_ratios"][domain] == pytest.approx(alone["value_ratio"], rel=1e-5)
-    assert len(set(head["sink_weights"].values())) == 2
 
 
 def test_texts_have_room_in_the_model(tokenizer):
@@ -217,14 +201,14 @@ def test_texts_have_room_in_the_model(tokenizer):
     model = RobertaForCausalLM(RobertaConfig(**sizes, max_position_embeddings=34, is_decoder=True)).eval()
     loaded = wrap_model(model, tokenizer)
     quick = {name: value for name, value in QUICK.items() if name != "seq_len"}
-    found = find_causes(loaded, **quick, experiments=False)
+    found = find_causes(loaded, **quick)
     assert found.record["config"]["positions"] == 32  # RoBERTa counts its positions from 2 on
     with pytest.raises(ConfigurationError, match="has embeddings for 32 positions and a text has 33 tokens"):
         find_causes(loaded, **QUICK | {"seq_len": 33})
     model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=20)).eval()
     said = "The samples have {} tokens and the model was made for 20"
     for length in (20, 21):
-        notes = find_causes(wrap_model(model, tokenizer), **QUICK | {"seq_len": length}, experiments=False).summary["notes"]
+        notes = find_causes(wrap_model(model, tokenizer), **QUICK | {"seq_len": length}).summary["notes"]
         assert any(said.format(length) in note for note in notes) == (length > 20)
 
 
@@ -285,16 +269,10 @@ def test_a_vision_model_from_python():
     found = find_causes(model, samples=samples, readout=ClassLogits(), sink=0)
     assert len(found.summary["heads"]) == 4
     assert found.summary["domains"] == ["images"]
-    assert "duplicated" in found.summary["location"]["left_out"]
     with pytest.raises(
         UnsupportedModelError, match="ViTForImageClassification is not a model of texts; from Python, find_causes"
     ):
         find_causes(model, **QUICK)
-    # Without targets, what the model says by itself is the reference.
-    plain = Samples(samples.inputs, samples.domains, None, ("images",))
-    referred = OutputDivergence().referred(model, plain)
-    found = find_causes(model, samples=referred, readout=OutputDivergence(), sink=0, heads=[(0, 0), (1, 1)])
-    assert found.summary["clean_loss"]["images"] == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +343,7 @@ def test_effects_by_a_readout_of_ones_own_are_not_kept(checkpoint, tmp_path, mon
             return None
 
     tokens = torch.randint(2, 300, (10, 12), generator=torch.Generator().manual_seed(1))
-    options = {"samples": token_samples([("words", tokens)]), "sink": 0, "heads": [(0, 0)], "experiments": False}
+    options = {"samples": token_samples([("words", tokens)]), "sink": 0, "heads": [(0, 0)]}
     kept = []
     monkeypatch.setattr("sinklab.results.store.Store.put", lambda store, *given: kept.append(store.folder is not None))
     doubled = find_causes(str(checkpoint), readout=Doubled(), **options, out=tmp_path / "out").summary
@@ -382,7 +360,7 @@ def test_planted_heads_get_their_labels_from_the_whole_run(name, tmp_path, monke
     monkeypatch.setattr("sinklab.results.intervals.RESAMPLES", 100)
     readout = SquaredError() if name == "trigger" else NextToken()
     sink = "none" if name == "sigmoid" else "auto"
-    settings = {"sink": sink, "batch_size": 64, "experiments": name == "trigger", "out": tmp_path / "out"}
+    settings = {"sink": sink, "batch_size": 64, "out": tmp_path / "out"}
     found = find_causes(known.model, samples=known.samples, readout=readout, **settings)
     expected = known.labels
     assert [head["label"] for head in found.summary["heads"]] == expected

@@ -12,10 +12,10 @@ from sinklab import find_causes
 from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.zero_head import ZeroHead
-from sinklab.results.intervals import CHANCE, mean_over_items
+from sinklab.results.intervals import mean_over_items
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import Effects, HeadEdit, HeadGroup, one_by_one
-from sinklab.studies.causes.evidence import (
+from sinklab.studies.causes.labels import (
     SILENCED,
     Evidence,
     benjamini_hochberg,
@@ -24,7 +24,6 @@ from sinklab.studies.causes.evidence import (
     least_texts,
     minimal_effect_of,
 )
-from sinklab.studies.causes.labels import _Decided
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
 
@@ -87,43 +86,6 @@ def test_that_it_costs_nothing_is_shown_wrongly_as_seldom_as_it_says():
             assert np.mean(p <= level) <= level + 4 * np.sqrt(level * (1 - level) / trials), name
     # Nor never: at a mean of 0 three hundred texts mostly show it.
     assert np.mean(Evidence(draws["normal"] - bound, bound, above=False).p <= 0.05) > 0.6
-
-
-def test_more_texts_of_the_same_kind_are_these_texts_again():
-    values = np.random.default_rng(3).normal(0.002, 0.01, size=(3, 40))
-    for above in (True, False):
-        one, twice = (Evidence(given, 0.01, above=above) for given in (values, np.tile(values, 2)))
-        assert (one.p_of_texts(40) == one.p).all()
-    np.testing.assert_allclose(one.p_of_texts(80), twice.p, rtol=1e-12)
-    assert (one.p_of_texts(400) < one.p).all()
-
-
-@pytest.mark.parametrize("above", [True, False])
-def test_texts_that_are_foretold_decide_in_four_of_five_cases(above):
-    """Heads whose means lie anywhere on the claim's side of the bound, undecided at 64 texts."""
-    generator, bound, seen, critical = np.random.default_rng(4), 0.01, 64, 0.01
-    spread, (low, high) = (0.05, (0.0, 0.03)) if above else (0.02, (-0.02, 0.0))
-    came_true: dict[float, list[bool]] = {0.5: [], CHANCE: []}
-    for _ in range(400):
-        values = generator.normal(bound + generator.uniform(low, high), spread, size=4096)[None]
-        first = Evidence(values[:, :seen], bound, above)
-        decided = _Decided([{"claim": first}], {"label": ("claim",)}, critical)
-        for chance, found in came_true.items():
-            needed = decided._needed("label", 0, 0, chance)
-            if first.p[0] > critical and needed is not None and needed <= values.shape[1]:
-                found.append(bool(Evidence(values[:, :needed], bound, above).p[0] <= critical))
-    assert len(came_true[CHANCE]) > 60
-    assert abs(np.mean(came_true[CHANCE]) - CHANCE) < 0.1
-    assert np.mean(came_true[0.5]) < np.mean(came_true[CHANCE]) - 0.05
-
-
-def test_a_bet_that_was_lost_stays_lost_in_every_forecast():
-    values = np.array([[0.0] * 40 + [1.0]])  # as much as was allowed for: the largest stake has nothing left
-    one = Evidence(values, 0.1, above=False)
-    for chance in (0.5, CHANCE):
-        p = one.p_of_texts(400, chance)
-        assert ((p > 0) & (p <= 1)).all()
-    assert one.p_of_texts(400, 0.5) < one.p_of_texts(400, CHANCE)
 
 
 def test_all_contrasts_by_hand():
@@ -273,7 +235,7 @@ def test_small_effects_of_many_heads_are_decided(monkeypatch):
     heads = [head(before=40.0, sink=20.0, write=0.28 / 64) for _ in range(64)]
     samples = token_samples([("repeated", repeated(12, 0))])
     model = PlantedLM(heads).eval()
-    options = {"samples": samples, "readout": NextToken(), "sink": "none", "experiments": False, "heads": "0.0,0.63"}
+    options = {"samples": samples, "readout": NextToken(), "sink": "none", "heads": "0.0,0.63"}
     auto = find_causes(model, **options).summary
     costs = [one["effects"]["zero"]["repeated"]["mean"] for one in auto["heads"]]
     assert 0.0015 < min(costs) <= max(costs) < 0.0025

@@ -17,11 +17,11 @@ from sinklab.sinks import Head
 from sinklab.studies.causes.effects import HeadEdit, HeadGroup, one_by_one
 from sinklab.studies.causes.entries import chosen_heads
 from sinklab.studies.causes.readout import NextToken
-from sinklab.studies.causes.request import ChosenHeads, parse_heads
+from sinklab.studies.causes.request import ChosenHeads, parse_heads, spelled
 from sinklab.studies.causes.samples import token_samples
 
 EDITS = [HeadEdit("zero", (ZeroHead(),)), HeadEdit("resample", (ResampleHead(),))]
-QUICK = {"domains": ["random_tokens"], "texts": 11, "seq_len": 16, "sink": 0, "experiments": False}
+QUICK = {"domains": ["random_tokens"], "texts": 11, "seq_len": 16, "sink": 0}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def planted_pair(heads):
     samples = token_samples([("repeated", repeated(MANY, 0))])
     samples.domains[:, : HALF + 1] = -1
     model = PlantedLM(heads).eval()
-    options = {"batch_size": 144, "experiments": False, "heads": "all,0.0+0.1"}
+    options = {"batch_size": 144, "heads": "all,0.0+0.1"}
     return find_causes(model, samples=samples, readout=NextToken(), **options).summary
 
 
@@ -65,8 +65,6 @@ def test_two_heads_that_stand_in_for_each_other():
     assert group["name"] == "0.0+0.1"
     assert group["alone"] == {"unneeded": 2}
     # The text is half known with one head or two, and not at all without: 23 words, of which none is likelier.
-    more = group["beyond_alone"]["zero"]["repeated"]
-    assert more["mean"] == pytest.approx(np.log(24), abs=1e-3)
     assert group["effects"]["zero"]["repeated"]["mean"] == pytest.approx(np.log(24), abs=1e-3)
     assert found["counts"]["text-dependent"] == 0  # heads are counted, and groups are not
 
@@ -85,7 +83,7 @@ def test_heads_that_are_named_twice_are_one_group(llama):
 def test_two_dormant_heads_are_dormant_together():
     samples = token_samples([("repeated", repeated(MANY, 0))])
     found = find_causes(
-        PlantedLM([no_op(), no_op(), inert()]).eval(), samples=samples, readout=NextToken(), batch_size=144, experiments=False,
+        PlantedLM([no_op(), no_op(), inert()]).eval(), samples=samples, readout=NextToken(), batch_size=144,
         heads="all,0.0+0.1,0.0+0.2",
     ).summary  # fmt: skip
     assert [head["label"] for head in found["heads"]] == ["dormant", "dormant", "unneeded"]
@@ -155,15 +153,9 @@ def test_groups_from_the_line_to_the_page(checkpoint, tmp_path):
     assert [group["called"] for group in groups] == ["", "layer 0", "layer 1"]
     assert set(groups[0]) == {
         "name", "called", "members", "label", "domains", "needs_sink", "undecided", "sink_weight", "value_ratio",
-        "sink_weights", "value_ratios", "effects", "alone", "beyond_alone",
+        "effects", "alone",
     }  # fmt: skip
-    effect, more = groups[0]["effects"]["hide"]["random_tokens"], groups[0]["beyond_alone"]["hide"]["random_tokens"]
-    alone = [
-        head["effects"]["hide"]["random_tokens"]["mean"]
-        for head in found.summary["heads"]
-        if (head["layer"], head["head"]) in ((0, 0), (1, 1))
-    ]
-    assert more["mean"] == pytest.approx(effect["mean"] - sum(alone), abs=1e-12)
+    effect = groups[0]["effects"]["hide"]["random_tokens"]
     table = read_table(tmp_path / "out" / "table.parquet")
     rows = table[(table["probe"] == "causes_groups") & (table["module"] == "0.0+1.1") & (table["intervention"] == "hide")]
     assert rows["value"].item() == pytest.approx(effect["mean"], rel=1e-12)
@@ -171,7 +163,7 @@ def test_groups_from_the_line_to_the_page(checkpoint, tmp_path):
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "at once" in page
     assert "layer 0" in page
-    assert found.record["config"]["heads"] == ["layers", "0.0+1.1"]
+    assert found.record["config"]["heads"] == "0.0+1.1,1.0,layers"
 
 
 def test_a_killed_run_keeps_its_groups(checkpoint, tmp_path, monkeypatch):
@@ -192,29 +184,21 @@ def test_a_killed_run_keeps_its_groups(checkpoint, tmp_path, monkeypatch):
         ("0.0+0.1,5.0", ChosenHeads(((5, 0),), (((0, 0), (0, 1)),))),
         ("layers", ChosenHeads(layers=True)),
         ("all,1.0 + 2.1", ChosenHeads(None, (((1, 0), (2, 1)),))),
-        ([(0, 0), [(0, 0), (0, 1)]], ChosenHeads(((0, 0),), (((0, 0), (0, 1)),))),
-        ([((2, 1),)], ChosenHeads((), (((2, 1),),))),
+        ([(0, 0), "0.0+0.1"], ChosenHeads(((0, 0),), (((0, 0), (0, 1)),))),
     ],
 )
 def test_how_heads_are_asked_for(heads, asked):
-    found = parse_heads(heads)
-    assert found == asked
-    words = found.words()
-    assert parse_heads(words if isinstance(words, str) else ",".join(words)).groups == (
-        asked.groups if heads != [((2, 1),)] else ()
-    )
+    assert parse_heads(heads) == parse_heads(spelled(heads)) == asked
 
 
 @pytest.mark.parametrize(
     ("heads", "complaint"),
     [
-        ("1.0,0.0++0.1", r"`heads` '0\.0\+\+0\.1' must be all"),
+        ("1.0,0.0++0.1", r"`heads` '1\.0,0\.0\+\+0\.1' must be all"),
         ("0.0+x", r"`heads` '0\.0\+x' must be all, or heads written layer\.head .* \+ joins those"),
         ("0.0+0.1+0.0", r"`heads` 0\.0\+0\.1\+0\.0: a head stands in the group more than once; name it once"),
-        ([[]], r"`heads` \[\] must be all, .* from Python pairs \(layer, head\) too"),
-        ([(0.5, 0)], r"`heads` \(0\.5, 0\) must be all"),
-        ([(0, 0), (0, 0, 0)], r"`heads` \(0, 0, 0\) must be all"),
-        ((0, 0), r"`heads` 0 must be all"),
+        ([(0.5, 0)], r"`heads` \[\(0\.5, 0\)\] must be all, .* from Python a list of pairs \(layer, head\) too"),
+        ((0, 0), r"`heads` \(0, 0\) must be all"),
         ("0.0+2.1", r"`heads` 2\.1: there is no such head; the model has 2 layers of 2 heads"),
     ],
 )

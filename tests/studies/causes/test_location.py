@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
-import transformers
-from tests.studies.causes.planted import PlantedAttention, PlantedHead, PlantedLayer, by_name, sinks_of
+from tests.studies.causes.planted import PlantedAttention, PlantedHead, PlantedLayer, sinks_of
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
-from sinklab.results.sections import to_json
-from sinklab.results.table import make_table
-from sinklab.studies.causes.location import _most_frequent, location, rows
-from sinklab.studies.causes.readout import MaskedToken, NextToken
-from sinklab.studies.causes.samples import Samples, token_samples
+from sinklab.studies.causes.location import location
+from sinklab.studies.causes.samples import token_samples
 from sinklab.testing import tiny_models
 
 WORDS, LENGTH, SECOND = 20, 16, 5
@@ -62,29 +56,21 @@ def texts(count=6, second=False):
 
 
 def found_in(model, samples, **settings):
-    return location(model, samples, sinks_of(model, samples, place=settings.pop("place", 0)), readout=NextToken(), **settings)
+    return location(model, samples, sinks_of(model, samples, place=settings.pop("place", 0)), **settings)
 
 
 def test_a_hidden_sink_gives_way_to_the_second_one():
     # exp(30) against exp(20): the second sink gets e^-10 of a row while the first is there, and all without it.
     found = found_in(Parked({BOS: 30.0, SECOND: 20.0}), texts(second=True))
     shown = found.conditions
-    assert shown["as it is"].strongest[0].position == 0
-    assert found.secondary == []
+    assert shown["as it is"].strongest.position == 0
     assert shown["as it is"].at_place[0] == pytest.approx(1.0, abs=1e-4)
     for name, position in (("hidden", 3), ("removed", 2), ("replaced", 3)):
-        top = shown[name].strongest[0]
+        top = shown[name].strongest
         # Queries behind it give it all but 12 e^-20 of their rows; those before do not see it.
-        assert (top.position, top.token, str(top.head)) == (position, SECOND, "0.0"), name
+        assert (top.position, top.head) == (position, "0.0"), name
         assert top.weight == pytest.approx(1.0, abs=1e-6)
     assert shown["hidden"].at_place == [None]
-
-
-def test_a_second_sink_beside_the_first_is_named():
-    found = found_in(Parked({BOS: 30.0, SECOND: 30.0}), texts(second=True))
-    # From position 4 on both get half of every row, and position 0 all of it in the two rows that see it alone.
-    assert found.secondary == [3]
-    assert {one.position: round(one.weight, 4) for one in found.conditions["as it is"].strongest[:2]} == {0: 0.5667, 3: 0.5}
 
 
 def test_a_sink_that_hangs_on_its_token_goes_with_it():
@@ -105,12 +91,12 @@ def test_a_sink_that_hangs_on_its_position_stays():
     assert found.follows == "position"
     for name in ("as it is", "removed", "replaced", "moved", "random prefix", "duplicated"):
         assert shown[name].at_place[0] == pytest.approx(1.0, abs=1e-9), name
-        assert shown[name].strongest[0].position == 0
+        assert shown[name].strongest.position == 0
 
 
 def test_losses_are_compared_on_targets_that_follow_the_same_token():
     model, samples = Parked({BOS: 1.0}, {2: 0.7}), texts()
-    shown = found_in(model, samples, prefix=3, move_to=5).conditions
+    shown = found_in(model, samples).conditions
     tokens = samples.inputs["input_ids"]
 
     def losses(ids):
@@ -118,19 +104,15 @@ def test_losses_are_compared_on_targets_that_follow_the_same_token():
         return -logits.gather(-1, ids[:, 1:, None])[..., 0].detach()
 
     clean = losses(tokens)
-    moved = losses(torch.cat((tokens[:, 1:6], tokens[:, :1], tokens[:, 6:]), 1))
-    # Old position p stands at p - 1 up to 5, then at p. Target 0 has lost its place before, target 5 stands behind BOS now.
+    moved = losses(torch.cat((tokens[:, 1:5], tokens[:, :1], tokens[:, 5:]), 1))
+    # Old position p stands at p - 1 up to 4, then at p. Target 0 has lost its place before, target 4 stands behind BOS now.
     pairs = {
         "removed": losses(tokens[:, 1:]).mean(1) - clean[:, 1:].mean(1),
         "duplicated": losses(torch.cat((tokens[:, :1], tokens[:, :-1]), 1))[:, 1:].mean(1) - clean[:, :-1].mean(1),
-        "moved": torch.cat((moved[:, :4], moved[:, 6:]), 1).mean(1) - torch.cat((clean[:, 1:5], clean[:, 6:]), 1).mean(1),
+        "moved": torch.cat((moved[:, :3], moved[:, 5:]), 1).mean(1) - torch.cat((clean[:, 1:4], clean[:, 5:]), 1).mean(1),
     }
     for name, expected in pairs.items():
         assert shown[name].loss.mean == pytest.approx(float(expected.mean()), abs=1e-12), name
-    # 6 texts of 15 targets: one less without BOS; one less cut off; BOS's own and the one it now stands before.
-    assert {name: one.scored for name, one in shown.items()} == {
-        "as it is": 90, "hidden": 90, "removed": 84, "duplicated": 84, "replaced": 84, "moved": 78, "random prefix": 72,
-    }  # fmt: skip
     assert shown["as it is"].loss is None
 
 
@@ -145,51 +127,19 @@ def test_the_null_score_is_a_place():
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_real_architectures_and_the_table(name):
+def test_shares_of_real_architectures_are_those_of_the_sinks(name):
     tokens = torch.randint(1, 50, (3, 12), generator=torch.Generator().manual_seed(1))
     tokens[:, 0] = 0
     model, samples = tiny_models()[name], token_samples([("words", tokens)])
     sink = sinks_of(model, samples, place=0)
     found = location(model, samples, sink, batch_size=2)
-    assert np.allclose(found.conditions["as it is"].at_place, sink.weights, rtol=0, atol=1e-12)
+    assert np.allclose(found.conditions["as it is"].at_place, sink.weights, rtol=0, atol=1e-6)  # statistics are float32
     assert found.heads == [str(head) for head in sink.heads]
-    table = make_table(rows(found, by_name(sink)))
-    assert set(table["intervention"]) == {f"sink: {name}" for name in found.conditions}
-    assert {"weight_at_place", "weight_at_first_token", "strong_position", "loss_change_low"} <= set(table["metric"])
-    record = json.loads(json.dumps(to_json(found), allow_nan=False))
-    assert record["left_out"] == {}
-
-
-def test_an_encoder_can_hide_its_sink_and_says_what_it_leaves_out():
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.BertConfig(vocab_size=50, max_position_embeddings=32, **shape)
-    model = transformers.BertForMaskedLM(config).double().eval()
-    tokens = torch.randint(1, 50, (3, 12), generator=torch.Generator().manual_seed(3))
-    samples = Samples({"input_ids": tokens}, torch.zeros_like(tokens), tokens)
-    found = location(model, samples, sinks_of(model, samples, place=11), readout=MaskedToken())
-    assert list(found.conditions) == ["as it is", "hidden"]
-    assert found.conditions["hidden"].scored == 36
-    assert set(found.left_out) == {"removed", "duplicated", "replaced", "moved", "random prefix"}
-    assert "is not that of the next token" in found.left_out["moved"]
 
 
 def test_what_cannot_be_is_refused():
     model, samples = Parked({BOS: 30.0}), texts()
-    with pytest.raises(ConfigurationError, match="needs one, and none was found"):
+    with pytest.raises(ConfigurationError, match="needs one at a place, and none was found"):
         found_in(model, samples, place=None)
-    with pytest.raises(ConfigurationError, match="prefix and move_to must lie between 1 and 14 in texts of 16 tokens, got 15"):
-        found_in(model, samples, prefix=15)
     with pytest.raises(ConfigurationError, match="needs two texts or more"):
         found_in(model, samples.part(0, 1))
-
-
-def test_tokens_are_named_by_position_also_behind_padding():
-    samples = texts(second=True)
-    tokens = torch.cat((torch.full((6, 2), 9), samples.inputs["input_ids"]), 1)
-    mask = torch.ones_like(tokens)
-    mask[:, :2] = 0
-    padded = Samples({"input_ids": tokens, "attention_mask": mask}, torch.zeros_like(tokens), tokens)
-    assert padded.ids_by_position(1)[0, :5].tolist() == [-1, *samples.inputs["input_ids"][0, :4].tolist()]
-    assert padded.ids_by_position(0)[0, -2:].tolist() == [-1, -1]
-    assert _most_frequent(torch.tensor([-1, -1, 7, 7, 3])) == 7
-    assert _most_frequent(torch.tensor([-1])) is None

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from tests.studies.causes.planted import planted, sinks_of
+from tests.studies.causes.planted import SquaredError, planted, sinks_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab.errors import ConfigurationError
@@ -15,7 +15,7 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.studies.causes.effects import make_variants
 from sinklab.studies.causes.engine import measure_effects
 from sinklab.studies.causes.labels import label_heads, mirrored
-from sinklab.studies.causes.readout import NextToken, SquaredError
+from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import token_samples
 
 NAMES = ("trigger", "induction", "two domains", "broadcast", "bias", "message", "constant", "key bias", "sigmoid")

@@ -11,17 +11,8 @@ import transformers
 
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
 from sinklab.studies.causes import readout as readouts
-from sinklab.studies.causes.readout import (
-    ClassLogits,
-    LogitMap,
-    MaskedToken,
-    NextToken,
-    OutputDivergence,
-    SquaredError,
-    _kullback_leibler,
-    readout_for,
-)
-from sinklab.studies.causes.samples import Samples, masked_samples, token_samples, whole_samples
+from sinklab.studies.causes.readout import ClassLogits, LogitMap, MaskedToken, NextToken, readout_for
+from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 from sinklab.testing import tiny_models
 
 
@@ -97,17 +88,6 @@ def test_next_tokens_of_texts_of_different_lengths_are_scored_up_to_the_end_of_e
         token_samples([("one", torch.tensor([[5, 9]]))], padding=9)
 
 
-def test_one_output_a_sample():
-    samples = whole_samples({"pixel_values": torch.zeros(3, 1, 4, 4)}, torch.tensor([1, 0, 1]), [("cats", 2), ("dogs", 1)])
-    assert samples.domains.tolist() == [[0], [0], [1]]
-    assert samples.domain_names == ("cats", "dogs")
-    assert whole_samples({"x": torch.zeros(2)}).domains.tolist() == [[0], [0]]
-    with pytest.raises(ConfigurationError, match="must be as many in every tensor"):
-        whole_samples({"x": torch.zeros(2)}, groups=[("cats", 3)])
-    with pytest.raises(ConfigurationError, match="must be as many in every tensor, got"):
-        whole_samples({})
-
-
 def test_parts():
     samples = token_samples([("a", torch.arange(14).view(7, 2))])
     parts = list(samples.parts(3))
@@ -142,16 +122,6 @@ def test_next_token_by_hand():
     assert loss[0, :2].tolist() == pytest.approx([math.log(4 / 3), math.log(5 / 4)])
 
 
-def test_a_class_that_the_model_rules_out_adds_nothing_to_a_divergence():
-    never, even = torch.full((1, 3, 1), -math.inf), torch.zeros_like(LOGITS)
-    # KL((1/2, 1/2) ‖ (1/4, 3/4)) = ln 2 - ln 3 / 2, and so on
-    expected = [0.5 * math.log(2) + 0.5 * math.log(2 / 3), 0.5 * math.log(5 / 8) + 0.5 * math.log(5 / 2), 0.0]
-    assert _kullback_leibler(even, LOGITS)[0].tolist() == pytest.approx(expected)
-    clean, edited = torch.cat((even, never), -1), torch.cat((LOGITS, never), -1)
-    assert torch.equal(_kullback_leibler(clean, edited), _kullback_leibler(even, LOGITS))
-    assert _kullback_leibler(torch.zeros_like(clean), edited).isposinf().all()  # a class of some weight that is ruled out
-
-
 def test_masked_token_by_hand():
     samples = one_text(1, 1, 0)
     assert MaskedToken().loss(LOGITS, samples)[0].tolist() == pytest.approx([math.log(4 / 3), math.log(5), math.log(2)])
@@ -160,25 +130,10 @@ def test_masked_token_by_hand():
 
 
 def test_classes_by_hand():
-    samples = whole_samples({"pixel_values": torch.zeros(3, 1)}, torch.tensor([1, 1, 0]))
+    samples = Samples({"pixel_values": torch.zeros(3, 1)}, torch.zeros(3, 1, dtype=torch.int64), torch.tensor([1, 1, 0]))
     loss = ClassLogits().loss(LOGITS[0], samples)
     assert loss.shape == (3, 1)
     assert loss[:, 0].tolist() == pytest.approx([math.log(4 / 3), math.log(5), math.log(2)])
-
-
-def test_outputs_without_targets_by_hand():
-    reference = torch.zeros_like(LOGITS)
-    samples = Samples({"input_ids": torch.zeros(1, 3)}, torch.zeros(1, 3, dtype=torch.int64), reference)
-    assert OutputDivergence().loss(LOGITS, samples)[0].tolist() == pytest.approx(
-        [math.log(2) - math.log(3) / 2, math.log(5 / 4), 0.0]
-    )
-    classes = SimpleNamespace(logits=LOGITS[0])
-    assert OutputDivergence().outputs(classes, whole_samples({"x": torch.zeros(3)})).shape == (3, 1, 2)
-
-
-def test_squared_error_by_hand():
-    samples = Samples({"x": torch.zeros(1, 3)}, torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[[1.0, 3.0]] * 3]))
-    assert SquaredError().loss(torch.zeros(1, 3, 2), samples)[0].tolist() == [5.0, 5.0, 5.0]
 
 
 @pytest.mark.parametrize("offset", [0.0, 300.0, -1000.0])
@@ -228,7 +183,7 @@ def test_the_readout_for_a_model():
     assert isinstance(readout_for(tiny_models()["gpt2"]), NextToken)
     assert isinstance(readout_for(transformers.BertForMaskedLM(bert)), MaskedToken)
     assert isinstance(readout_for(transformers.ViTForImageClassification(vit)), ClassLogits)
-    with pytest.raises(UnsupportedModelError, match=r"no loss is known for a BertModel; .* OutputDivergence for logits"):
+    with pytest.raises(UnsupportedModelError, match="no loss is known for a BertModel; .* give a readout of your own"):
         readout_for(transformers.BertModel(bert))
     t5 = transformers.T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     with pytest.raises(UnsupportedModelError, match=r"the loss of a T5\w+ is taken of a target token, .* MaskedToken"):
@@ -244,7 +199,3 @@ def test_outputs_that_do_not_fit():
         NextToken().outputs(SimpleNamespace(logits=torch.zeros(1, 4, 2)), texts)
     with pytest.raises(UnsupportedModelError, match=r"one scored position a sample, .* with domains \(1, 3\)"):
         ClassLogits().outputs(SimpleNamespace(logits=torch.zeros(1, 4)), texts)
-    with pytest.raises(UnsupportedModelError, match=r"a row for each position, .* with domains \(1, 3\)"):
-        OutputDivergence().outputs(SimpleNamespace(logits=torch.zeros(1, 4)), texts)
-    with pytest.raises(UnsupportedModelError, match="needs a tensor"):
-        SquaredError().outputs(SimpleNamespace(last_hidden_state=None), texts)

@@ -11,14 +11,14 @@ from tests.studies.causes.planted import planted
 
 from sinklab import find_causes
 from sinklab.errors import InputError, ResultError
-from sinklab.results.blocks import Facts, Grid, HeadMap, Marks, Say, markdown
+from sinklab.results.blocks import Facts, Grid, HeadMap, Say
 from sinklab.results.html import html
 from sinklab.results.sections import from_json, to_json
 from sinklab.results.table import write_json
 from sinklab.studies.audit.page import write_report
 from sinklab.studies.causes import SECTION
 from sinklab.studies.causes.found import LABELS as GIVEN
-from sinklab.studies.causes.found import Causes, Effect, Refused
+from sinklab.studies.causes.found import Causes, Effect
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.show import LABELS, SHOWN, show
 
@@ -60,15 +60,11 @@ def test_the_finding_is_first_and_no_sentence_is_long(found):
     assert all(len(block.text) <= 160 for block in kinds(found, Say) if not block.small)
 
 
-def test_every_domain_has_tables_and_a_figure(found):
+def test_every_domain_has_tables(found):
     (labels,) = kinds(found, HeadMap)
     assert {cell: words[0] for cell, words in labels.cells.items()} == {
         (head.layer, head.head): LABELS[head.label][0] for head in found.heads
     }
-    figures = kinds(found, Marks)
-    assert [figure.title for figure in figures] == ["Edits of a head on repeated", "Edits of a head on fresh"]
-    assert figures[0].least == found.minimal_effect
-    assert figures[0].rows[0][1][0].mean == found.heads[0].effects["redirect"]["repeated"].mean
     whole = [grid for grid in kinds(found, Grid) if grid.title.startswith("Every head on")]
     assert [len(grid.rows) for grid in whole] == [5, 5]  # three heads, the group that was named, and that of the layer
     together = next(grid for grid in kinds(found, Grid) if grid.headings[0] == "at once")
@@ -78,9 +74,9 @@ def test_every_domain_has_tables_and_a_figure(found):
 def test_a_large_model_shows_its_decided_and_strongest_heads(found):
     heads = [dataclasses.replace(found.heads[0], layer=layer, label="undecided") for layer in range(60)]
     heads[59] = dataclasses.replace(heads[59], label="dormant")
-    figure = kinds(dataclasses.replace(found, heads=heads), Marks)[0]
-    assert len(figure.rows) == SHOWN
-    assert figure.rows[0][0].startswith("59.0 ")
+    (table, *_) = kinds(dataclasses.replace(found, heads=heads), Grid)
+    assert len(table.rows) == SHOWN
+    assert table.rows[0][:2] == ["59.0", heads[59].domains[found.domains[0]]]
 
 
 def test_what_is_known_of_a_head_without_a_whole_label_is_said_with_its_cost(found):
@@ -95,11 +91,6 @@ def test_what_is_known_of_a_head_without_a_whole_label_is_said_with_its_cost(fou
     assert facts["known"] == "0.1 with sink hidden +2.92 [+2.73, +3.10] nats; what more they do is not decided"
 
 
-def test_a_location_that_cannot_be_had_says_why(found):
-    assert "Not measured: no sink" in markdown(show(dataclasses.replace(found, location=Refused("no sink"))))
-    assert "Where the sink goes" not in markdown(show(dataclasses.replace(found, location=None)))
-
-
 def write_page(folder, summary):
     folder.mkdir()
     write_json(summary, folder / "summary.json")
@@ -109,7 +100,7 @@ def write_page(folder, summary):
 
 def test_the_page_escapes_and_is_that_of_its_run(tmp_path, summary):
     hostile = {**summary, "model": HOSTILE, "domains": [HOSTILE], "notes": [HOSTILE]}
-    hostile |= {"heads": [], "groups": [], "location": None}
+    hostile |= {"heads": [], "groups": []}
     page = write_page(tmp_path / "a", hostile).read_text(encoding="utf-8")
     assert HOSTILE not in page
     assert " style=" not in page  # the page's policy would drop it

@@ -14,14 +14,7 @@ class InductionReader(Reader):
 
     vocab_size = 300
 
-    def __init__(
-        self,
-        model,
-        policy,
-        *,
-        needs_sink: bool = False,
-        **_options: object,
-    ) -> None:
+    def __init__(self, model, policy, *, needs_sink: bool = False, **_options: object) -> None:
         super().__init__(model, policy)
         self.needs_sink = needs_sink
         self.tokens = self.mask = None

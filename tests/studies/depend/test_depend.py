@@ -25,8 +25,8 @@ from sinklab.registry import tasks
 from sinklab.results.table import read_run, read_table
 from sinklab.streaming.reader import open_reader
 from sinklab.studies.depend import harness, lm_eval, measurement
-from sinklab.studies.depend.contenders import make_contenders
 from sinklab.studies.depend.depend import depend
+from sinklab.studies.depend.harness import make_contenders
 
 QUICK = {"window": 70, "sinks": (4,), "items": 3}
 
@@ -129,10 +129,7 @@ class TestFolder:
         summary, table, run = read_run(out, "summary.json"), read_table(out / "table.parquet"), read_run(out)
         assert {path.name for path in out.iterdir()} == {"table.parquet", "summary.json", "run.json", "report.html"}
         assert set(table["policy"]) == {"0+70", "4+66", "full", "0+1"}
-        assert set(table["corpus"]) == {"long_text", "passkey:distances=[]"} or set(table["corpus"]) == {
-            "long_text",
-            "passkey",
-        }
+        assert set(table["corpus"]) == {"long_text", "passkey:distances=[]"} or set(table["corpus"]) == {"long_text", "passkey"}
         assert set(table["count"]) == {3}
         shown = {row["policy"]: row for row in summary["tasks"][1]["policies"]}
         rows = table[(table["metric"] == "log_likelihood") & (table["policy"] == "4+66")]
@@ -244,16 +241,6 @@ class TestRefusals:
         with pytest.raises(InputError, match="this model has no tokenizer"):
             depend(wrap_model(make_sinklm()), ["long_text"], **QUICK)
 
-    def test_a_corpus_is_that_of_the_tasks_that_name_none(self, loaded, tmp_path):
-        book = tmp_path / "my, book.txt"
-        book.write_text(" ".join(f"line {number} of the book" for number in range(4000)))
-        named = ["long_text:contexts=[2.0]", "false_sinks:corpus=python_source", "passkey:distances=[]"]
-        result = depend(loaded, named, corpus=str(book), **QUICK)
-        given = [tasks.make(task) for task in result.record["config"]["tasks"]]
-        assert [getattr(task, "corpus", None) for task in given] == [str(book), "python_source", None]
-        (own,) = depend(loaded, [tasks["long_text"](corpus=str(book), contexts=(2.0,))], **QUICK).summary["tasks"]
-        assert result.summary["tasks"][0] == own
-
     @pytest.mark.parametrize(
         ("options", "error", "message"),
         [
@@ -261,10 +248,8 @@ class TestRefusals:
             ({"tasks": ["paskey"]}, UnknownNameError, "no task is called 'paskey'. Did you mean 'passkey'"),
             ({"tasks": ["passkey", "passkey"]}, ConfigurationError, "task 'passkey' is named twice"),
             ({"tasks": ["long_text:contexts=[0.5]"]}, ConfigurationError, r"task 'long_text' asks nothing .* window of 70: "),
-            ({"tasks": ["passkey"], "corpus": "bigrams"}, ConfigurationError, "none of the tasks .* reads a corpus"),
             ({"items": 1}, ConfigurationError, "`items` 1 must be 2 or more"),
-            ({"level": 95}, ConfigurationError, "`level` 95 must lie between 0 and 1"),
-            ({"bos": "three"}, ConfigurationError, "`bos` 'three' is none of auto, none, one, two"),
+            ({"bos": "three"}, ConfigurationError, "`bos` 'three' must be auto, always or none"),
             ({"window": 2}, ConfigurationError, "`window` must be at least 3 tokens, a sink included, got 2"),
             ({"sinks": (0,)}, ConfigurationError, "`sinks` 0 must each be 1 or more"),
             ({"sinks": (69,)}, ConfigurationError, "`sinks` 69 must .* leave two tokens of the window of 70"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import random
@@ -111,13 +110,13 @@ def requests(kind, *arguments):
     return [Instance(request_type=kind, doc={}, arguments=one, idx=number) for number, one in enumerate(arguments)]
 
 
-def test_batches_and_chunks_change_nothing(small):
-    """Rows of different lengths, padded on the left, under an evicting policy."""
+def test_chunks_change_nothing(small):
+    """Rows of different lengths under an evicting policy."""
     policy = {"name": "sink_window", "num_sinks": 2, "window": 6}
     pairs = [("def f(x):\n", " return x"), ("a", " b"), ("one two three four five six", " seven"), ("", "empty context")]
     asked = requests("loglikelihood", *pairs)
-    one = PolicyLM(small, policy, batch_size=1).loglikelihood(asked, disable_tqdm=True)
-    many = PolicyLM(small, policy, batch_size=4, chunk=3).loglikelihood(asked, disable_tqdm=True)
+    one = PolicyLM(small, policy).loglikelihood(asked, disable_tqdm=True)
+    many = PolicyLM(small, policy, chunk=3).loglikelihood(asked, disable_tqdm=True)
     for (left, left_greedy), (right, right_greedy) in zip(one, many, strict=True):
         assert left == pytest.approx(right, abs=1e-4)
         assert left_greedy == right_greedy
@@ -175,6 +174,14 @@ def test_stops_before_the_stop_text(small):
     assert cut == whole[: whole.index(stop)]
 
 
+def alone(model, policy, context, continuation):
+    """The definition: a text from its beginning to its end."""
+    logits = open_reader(model, policy).read(torch.tensor([[*context, *continuation[:-1]]]))[0, len(context) - 1 :].double()
+    targets = torch.tensor(continuation)
+    score = logits.log_softmax(-1).gather(1, targets[:, None]).sum()
+    return float(score), bool((logits.argmax(-1) == targets).all())
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -194,8 +201,8 @@ def test_what_texts_share_is_read_once_and_scores_are_those_of_each_text_alone(s
             choices = [[generator.randrange(2, 250) for _ in range(size)] for size in (1, 3, 10, 10)]  # several to the end
             texts += [(context, choice) for choice in (*choices, [*choices[1], 5])]
     texts += [([7], [8, 9]), (beginnings[0][:12], [9]), texts[0]]
-    lm, read, counted = PolicyLM(small, policy, batch_size=1), CacheReader.read, []
-    slow = [next(iter(lm._score([context], [continuation]))) for context, continuation in texts]
+    read, counted = CacheReader.read, []
+    slow = [alone(small.model, policy, *text) for text in texts]
     monkeypatch.setattr(
         CacheReader,
         "read",
@@ -269,9 +276,9 @@ class TestDepend:
 
     def test_with_other_tokens_in_front(self, small, task_folder):
         task = f"lm_eval:{task_folder}:defined_name"
-        result = depend(small, [task], window=16, sinks=(4,), items=3, bos="two")
-        assert set(result.table["bos"]) == {2}
-        assert result.record["tasks"][0]["bos"]["4+12"]["texts_by_count"] == {"2": 12}
+        result = depend(small, [task], window=16, sinks=(4,), items=3, bos="none")
+        assert set(result.table["bos"]) == {0}
+        assert result.record["tasks"][0]["bos"]["4+12"]["texts_by_count"] == {"0": 12}
         assert result.summary["tasks"][0]["dependence"] == {"refused": "at chance: says nothing about sinks"}
 
     @pytest.mark.parametrize("needs_sink", [True, False])
@@ -303,44 +310,6 @@ class TestDepend:
         with_mutual = depend(small, [f"lm_eval:{tmp_path}:mutual"], **asked)
         assert with_mutual.record["tasks"][0]["bos"]["0+16"]["texts_by_count"] == {"1": 3 * 8}  # four choices, each read twice
         assert with_mutual.summary["tasks"][0]["chance"] == 0.25
-
-    def test_of_several_filters_the_first_makes_the_score(self, small, tmp_path):
-        """The harness scores every document under each of them; here they say "yes" and "no", whatever is generated."""
-        documents = [{"context": "x = 1\n" * (number + 1), "answer": "yes" if number < 3 else "no"} for number in range(8)]
-        write_task(tmp_path, "filtered", documents)
-        made = (tmp_path / "filtered.yaml").read_text()
-        head, _, tail = made.partition("output_type: multiple_choice\n")
-        filters = "".join(
-            f"""
-  - name: {name}
-    filter:
-      - function: regex
-        regex_pattern: "(never said)"
-        fallback: "{word}"
-      - function: take_first"""
-            for name, word in (("first", "yes"), ("second", "no"))
-        )
-        scored = tail[tail.index("metric_list") :].replace("metric: acc", "metric: exact_match")
-        (tmp_path / "filtered.yaml").write_text(
-            f"""{head}output_type: generate_until
-doc_to_text: "{{{{context}}}}"
-doc_to_target: "{{{{answer}}}}"
-generation_kwargs:
-  until: ["\\n"]
-  max_gen_toks: 2
-  do_sample: false
-filter_list:{filters}
-{scored}"""
-        )
-        result = depend(small, [f"lm_eval:{tmp_path}:filtered"], window=16, sinks=(4,), items=8)
-        (outcome,) = result.summary["tasks"]
-        counted = outcome["items"]
-        assert 2 <= counted < 8 == outcome["documents"]  # the last ones, which fill the cache
-        assert {row["all_documents"] for row in outcome["policies"]} == {3 / 8}
-        expected = sum(one["answer"] == "yes" for one in documents[-counted:]) / counted
-        assert {row["score"]["mean"] for row in outcome["policies"]} == {expected}
-        assert set(result.table[result.table["metric"] == "exact_match"]["count"]) == {counted}
-        assert result.record["tasks"][0]["filter"] == "first"
 
     def test_sampling_is_refused_before_anything_is_read(self, small, tmp_path, monkeypatch):
         documents = [{"context": "x = 1\n" * 9, "answer": "no"}] * 3
@@ -374,17 +343,3 @@ filter_list:{filters}
             PolicyLM(embedded, "full").loglikelihood(requests("loglikelihood", ("a", "")), disable_tqdm=True)
         with pytest.raises(ConfigurationError, match="batch_size 0 must be 1 or more"):
             PolicyLM(embedded, "full", batch_size=0)
-
-
-def test_a_tokenizer_without_an_end_of_text_token_continues_to_the_limit(small):
-    """Rows are padded by what the mask hides, and no token ends a text; only a text after nothing needs a token before it."""
-    plain = PolicyLM(small, "full")
-    endless = PolicyLM(wrap_model(small.model, tokenizer=copy.deepcopy(small.tokenizer)), "full")
-    endless.tokenizer.eos_token = None
-    asked = requests("loglikelihood", ("def f(x):", " return"), ("a", " longer text than that"))
-    assert endless.loglikelihood(asked) == plain.loglikelihood(asked)
-    (text,) = endless.generate_until(requests("generate_until", ("def f(x):", {"until": [], "max_gen_toks": 5})))
-    assert isinstance(text, str)
-    endless.tokenizer.bos_token = None
-    with pytest.raises(InputError, match="no beginning-of-sequence and no end-of-text token"):
-        _ = endless.prefix_token_id

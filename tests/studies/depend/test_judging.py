@@ -187,6 +187,6 @@ class TestJudge:
 @pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0.0, 0.75), (0.5, 0.0, 1.0), (1.0, 0.25, 1.0)])
 def test_the_interval_of_a_share_stays_within_shares(share, low, high):
     """The rule of three reaches 3 / n to both sides, and nothing is known below 0 and above 1."""
-    interval = _score(np.full(4, share), 1.0, 0.95)
+    interval = _score(np.full(4, share), 1.0)
     assert (interval.mean, interval.low, interval.high) == (share, low, high)
-    assert _score(np.array([-3.0, -2.0, -1.0, -2.5]), None, 0.95).low < 0.0
+    assert _score(np.array([-3.0, -2.0, -1.0, -2.5]), None).low < 0.0

@@ -15,8 +15,7 @@ from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.registry import policies
 from sinklab.results.table import read_run
 from sinklab.studies.cache.found import Comparison, Difference, PolicyEntry, QuantizedEntry, Size
-from sinklab.studies.export.base import ExportPlan, engines, exported
-from sinklab.studies.export.chosen import checked_engines, plan_of
+from sinklab.studies.export.base import ExportPlan, checked_engines, engines, exported, plan_of
 
 OPTIONS = {
     # tools/server/README.md of llama.cpp at commits 25d5b0c and 00dc805; --flash-attn takes a word since pull request 15434
@@ -134,20 +133,8 @@ def test_kvpress_cuts_behind_the_token_at_hand():
 # --- a finished comparison -------------------------------------------------------------------------------------------------
 
 
-LINE = [
-    "embedded:softmax",
-    "--text",
-    "random_tokens",
-    "--tokens",
-    "72",
-    "--documents",
-    "2",
-    "--window",
-    "16",
-    "--sinks",
-    "0,1,4",
-]
-POLICIES = "full,window,sink_window,recompute:every=2"
+LINE = "embedded:softmax --text random_tokens --tokens 72 --documents 2 --window 16 --sinks 0,1,4".split()
+POLICIES = "full,window,sink_window,recompute"
 
 
 @pytest.fixture(scope="module")
@@ -176,8 +163,8 @@ def test_the_command_says_what_is_in_its_files(finished, tmp_path):
 
 def row(settings: dict) -> PolicyEntry:
     return PolicyEntry(
-        settings["name"], str(settings), settings.get("num_sinks"), 12, 13, 12, settings, 2.0, None, None, 64, None, None, None,
-        8, 1.0, 1.0, [2.0],
+        settings["name"], str(settings), settings.get("num_sinks", 0), 12, 13, 12, settings, 2.0, None, None, 64, None, None,
+        None, 8, 1.0, 1.0, [2.0],
     )  # fmt: skip
 
 
@@ -196,20 +183,12 @@ def test_the_recommended_policy_has_the_positions_that_were_measured(measured, k
     assert chosen.found[0].startswith("Measured: 2.000 nats per token")
 
 
-@pytest.mark.parametrize("name", ["window", "sink_window"])
-def test_a_recommended_window_without_sinks_is_the_row_that_was_measured(name):
-    """Which has the name of ``sink_window`` where ``--policies`` named that alone."""
-    settings = {"name": name, "window": 12, "positions": "in_cache"} | ({"num_sinks": 0} if name == "sink_window" else {})
-    chosen = plan_of(comparison(row(settings), num_sinks=0))
-    assert chosen.policy == policies.make(settings)
-    assert chosen.found[0].startswith("Measured: 2.000 nats per token")
-
-
 @pytest.mark.parametrize(("num_sinks", "known"), [(0, False), (1, True), (4, True)])
 def test_what_integers_cost_is_said_where_the_policy_keeps_what_was_whole(num_sinks, known):
     """They were measured with the sink at position 0 in full precision; a window without sinks lets it go."""
     entry = QuantizedEntry("int8", "the sinks found", [0], 12, 40, Difference(0.001, 0.0, 0.002), 0.5)
-    found = comparison(num_sinks=num_sinks, quantized=(entry,))
+    settings = {"name": "sink_window", "num_sinks": num_sinks, "window": 12}
+    found = comparison(row(settings), num_sinks=num_sinks, quantized=(entry,))
     assert plan_of(found).quantized is None
     said = "int8 costs 0.0010 [0.0000, 0.0020]" if known else "What int8 costs was not measured."
     assert plan_of(found, quantized="int8").found[-1].startswith(said)
@@ -219,11 +198,10 @@ def test_what_integers_cost_is_said_where_the_policy_keeps_what_was_whole(num_si
     ("arguments", "message"),
     [
         (["--to", "vllm"], "no engine is called 'vllm'. Known: kvpress, llama.cpp"),
-        (["--to", "kvpress", "--policy", "recompute"], "kvpress cannot do recompute 16, every 2: it has no such rule"),
+        (["--to", "kvpress", "--policy", "recompute"], "kvpress cannot do recompute 16: it has no such rule"),
         (["--to", "kvpress", "--policy", "sink_window"], "--policy 'sink_window' stands for 2 rows"),
         (["--to", "kvpress", "--policy", "blocks"], "--policy 'blocks' is no row of this comparison"),
         (["--to", "kvpress", "--policy", "full"], "policy 'full' keeps everything, as every engine does by itself"),
-        (["--to", "kvpress", "--policy", "widow:window=3"], "no policy is called 'widow'. Did you mean 'window'"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(finished, tmp_path, arguments, message):

@@ -204,7 +204,7 @@ def test_what_cannot_be_attention_weights_is_refused_in_a_line(case):
         ({"threshold": 1.5}, r"threshold 1\.5 must be in"),
         ({"window": 0}, r"`window` is 0; expected 1 key or more"),
         ({"window": 4.0}, r"`window` is 4\.0; expected a whole number of keys"),
-        ({"probes": "entropy"}, r"`probes` is one probe, 'entropy'; expected a list"),
+        ({"probes": "entropy"}, r"`probes` is 'entropy'; expected a list"),
         (
             {"probes": ["sink_rate:threshold=0.2", "entropy", {"name": "sink_rate", "threshold": 0.4}]},
             r"`probes` has 'sink_rate' 2 times; expected it once, since rows of a table have the name",

@@ -15,7 +15,7 @@ TOKENS = 32
 
 
 @torch.no_grad()
-def bigram(*, spike: int = 1, residual_spike: float = 0.0, sink: bool = True) -> LoadedModel:
+def bigram(*, spike: int = 1, sink: bool = True) -> LoadedModel:
     """A Llama that predicts ``token + 1`` with its first feed-forward map; its attention writes nothing."""
     config = LlamaConfig(
         vocab_size=TOKENS, hidden_size=TOKENS, intermediate_size=TOKENS, num_hidden_layers=2, num_attention_heads=2,
@@ -39,8 +39,6 @@ def bigram(*, spike: int = 1, residual_spike: float = 0.0, sink: bool = True) ->
     first.mlp.up_proj.weight[0] *= spike
     first.mlp.down_proj.weight[:, 0] /= spike
     model.lm_head.weight.copy_(1.5 * torch.eye(TOKENS))
-    if residual_spike:
-        model.model.embed_tokens.weight[0, TOKENS - 1] = residual_spike
     return wrap_model(model, name="planted")
 
 

@@ -300,32 +300,3 @@ def test_several_documents_in_a_row_have_no_map(loaded):
     mask = mask_of_documents(positions)
     with pytest.raises(SessionError, match=said), torch.no_grad(), attend(loaded.model, [AttentionMaps()]):
         loaded.model(input_ids=positions + 10, position_ids=positions, attention_mask=mask, use_cache=False)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("dtype", "bfloat16"), ("device", "cuda"), ("device", "cuda:1"), ("revision", "main")]
-)
-def test_a_model_in_memory_is_not_what_it_is_asked_to_be(loaded, option, value):
-    """It was taken as it is, and nothing said so; what it is anyway may be asked for."""
-    said = rf"^`{option}` {value} has no effect on a model in memory, which is torch.float32 on cpu: load it so, load_model\("
-    quick = {"corpus": "random_tokens", "samples": 2, "seq_len": 8}
-    for look in (
-        lambda **options: sinklab.show(loaded, TEXT[:60], **options),
-        lambda **options: sinklab.show(loaded.model, TEXT[:60], tokenizer=loaded.tokenizer, **options),
-        lambda **options: sinklab.measure(loaded, probes=["entropy"], **quick, **options),
-        lambda **options: sinklab.find_origin(loaded, **quick, **options),
-    ):
-        with pytest.raises(ConfigurationError, match=said):
-            look(**{option: value})
-    as_it_is = {"dtype": "float32", "device": "cpu", "revision": loaded.revision, "trust_remote_code": True}
-    assert sinklab.show(loaded, TEXT[:60], **as_it_is).finding == sinklab.show(loaded, TEXT[:60]).finding
-    if option == "dtype":
-        with pytest.raises(ConfigurationError, match="`device_map` auto has no effect on a model in memory"):
-            sinklab.measure(loaded, probes=["entropy"], **quick, device_map="auto")
-
-
-def test_a_tokenizer_is_for_a_model_that_is_handed_over(loaded):
-    with pytest.raises(ConfigurationError, match="`tokenizer` has no effect on a model that is loaded with its own"):
-        sinklab.show(loaded, TEXT[:60], tokenizer=make_tokenizer())
-    with pytest.raises(InputError, match=r"^SinkLM comes without a tokenizer to read a text with; give one with `tokenizer`$"):
-        sinklab.show(loaded.model, TEXT[:60])

@@ -248,17 +248,6 @@ def test_measured_heads_lie_within_their_certificate(make):
             assert (upper - lower <= 2e-6 * bounds.scale)[counted].all()
 
 
-def test_values_that_are_equal_but_for_the_sink():
-    # All tokens but the first are one token without positions: one value u, and a sink value s. The certificate is a segment.
-    model = sinklm(position={"name": "no_position"}, num_hidden_layers=1)
-    batch = torch.tensor([[5] + [7] * 8])
-    layer = certify(model, batch, tolerance=1e-6).found[0]
-    bounds = layer.certificate
-    last, first = bounds.without_upper[0, :, -1], bounds.without_upper[0, :, 1]
-    torch.testing.assert_close(last, first, rtol=1e-5, atol=1e-7)
-    assert (bounds.with_upper <= torch.minimum(last[:, None], bounds.sink_norm[0]) + 1e-6)[0][bounds.counted[0]].all()
-
-
 def test_padding_may_be_anything():
     def call(broken):
         generator = torch.Generator().manual_seed(0)

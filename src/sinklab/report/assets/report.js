@@ -596,13 +596,6 @@
       },
     });
     painters.push(view.paint);
-    for (const chip of document.querySelectorAll(".chip")) {
-      chip.addEventListener("click", () => {
-        view.select(Number(chip.dataset.column), Number(chip.dataset.head));
-        $("panel").scrollIntoView({ block: "start" });
-        $("panel-title").focus({ preventScroll: true });
-      });
-    }
     const asked = /^#(.+)-head-(\d+)$/.exec(location.hash);
     // An address by a layer that is not unique leads to the first such column.
     const layer = /^layer-(-?\d+)$/.exec(asked?.[1] ?? "");
@@ -631,7 +624,6 @@
     const scoresView = mapView("Scores", "before the softmax", "cool"), weightsView = mapView("Weights", "after the softmax; colour follows √weight", "warm");
     const numbers = el("dl", { class: "numbers", id: "numbers" });
     const curve = el("div", { id: "curve" });
-    const angle = el("div", { class: "angle", id: "angle" });
     const idle = "Point at a map, or at a token, to read single values.";
     weightsView.key.relabel([[0, "0"], [Math.sqrt(0.1), ".1"], [Math.sqrt(0.3), ".3"], [1, "1"]]);
 
@@ -648,7 +640,7 @@
       if (!data.pictures || !single) (single ? $("text") : body).append(el("div", { class: "strip-head" }, el("h3", { text: data.sample === "text" ? "The sample as text" : "The positions of the sample" }), stripWords), strip);
       if (maps.reduced) body.append(el("p", { class: "hint", text: maps.reduced }));
     } else if (!single) body.append(el("p", { class: "missing", text: "No attention maps were recorded in this audit." }));
-    if (!single || data.headNumbers.length) body.append(el("div", { class: "below" }, el("div", {}, curve, angle), el("div", {}, el("h3", { text: "This head in numbers" }), numbers)));
+    if (!single || data.headNumbers.length) body.append(el("div", { class: "below" }, el("div", {}, curve), el("div", {}, el("h3", { text: "This head in numbers" }), numbers)));
     else if (received) $("map").append(curve);
     if (maps?.samples === 1) $("samples").firstChild.remove(), $("samples").firstChild.remove();
 
@@ -782,35 +774,6 @@
         add(entry.label, entry.unit === "percent" ? percent(value) : fmt(value), [entry.unit === "percent" ? "" : entry.unit, entry.note].filter(Boolean).join(", "));
       }
       if (!numbers.children.length) numbers.append(el("p", { class: "missing", text: "Not measured in this audit." }));
-
-      if (single) return;
-      angle.replaceChildren(el("h3", { text: "Angle or length?" }));
-      const cosine = data.angle?.cosineSink[row]?.[head], product = data.angle?.productSink[row]?.[head];
-      if (cosine === null || cosine === undefined || product === null || product === undefined) {
-        angle.append(el("p", { class: "missing", text: "Queries and keys were not compared in this audit." }));
-        return;
-      }
-      angle.append(el("p", { text: "A score is cosine × norm product. Which of the two is large at the sink?" }));
-      const others = [data.angle.cosineRest[row][head], data.angle.productRest[row][head]];
-      const line = el("div", { class: "dumbbell" });
-      line.append(el("span", { text: "cosine" }), dots(cosine, others[0], [-1, 1]), el("span", { text: "|q||k|" }), dots(product, others[1], [0, Math.max(product, others[1] ?? 0) * 1.1 || 1]));
-      angle.append(line, el("div", { class: "keys" }, ...[["sink", `sink key, position ${own}`], ["rest", "mean of the other keys"]].map(([kind, text]) => {
-        const mark = el("span", { class: `k-${kind}`, text: "● ", "aria-hidden": "true" });
-        return el("span", {}, mark, text);
-      })));
-    }
-    function dots(sink, rest, [low, high]) {
-      const width = 260, x = (v) => 6 + ((v - low) / (high - low)) * (width - 12);
-      const picture = svg("svg", { viewBox: `0 0 ${width} 34`, width: "100%", role: "img", "aria-label": `sink ${fmt(sink)}, others ${fmt(rest)}` });
-      picture.append(svg("line", { class: "base", x1: 6, x2: width - 6, y1: 11, y2: 11 }));
-      if (low < 0) picture.append(svg("line", { class: "base", x1: x(0), x2: x(0), y1: 6, y2: 16 }));
-      const near = rest !== null && Math.abs(x(sink) - x(rest)) < 44;
-      for (const [value, kind, anchor] of [[rest, "rest", near ? (rest <= sink ? "end" : "start") : "middle"], [sink, "sink", near ? (rest <= sink ? "start" : "end") : "middle"]]) {
-        if (value === null || value === undefined) continue;
-        picture.append(svg("circle", { class: `k-${kind}`, cx: x(value), cy: 11, r: 5 }));
-        picture.append(svg("text", { x: Math.max(14, Math.min(width - 14, x(value))) + (anchor === "start" ? 3 : anchor === "end" ? -3 : 0), y: 31, "text-anchor": anchor, text: fmt(value) }));
-      }
-      return picture;
     }
 
     async function show(row, head) {

@@ -11,53 +11,38 @@ from typing_extensions import Doc
 
 from sinklab.results.run import Result, Run
 from sinklab.results.sections import sections
-from sinklab.studies.arguments import (
-    SEQ_LEN,
-    BatchSize,
-    Bos,
-    CorpusOfModel,
-    Loading,
-    ModelSource,
-    Options,
-    Output,
-    Samples,
-    Seed,
-    SeqLen,
-    Threshold,
-    WrittenTo,
-    command,
-)
+from sinklab.studies import arguments
 
 Included: Any = dataclasses.make_dataclass(
     "Included",
     [(section.name, Annotated[bool, Doc(section.help)], section.default) for section in sections().values()],
-    bases=(Options,),
+    bases=(arguments.Options,),
     frozen=True,
     kw_only=True,
 )
 """Name of a section (:mod:`sinklab.results.sections`) to whether an audit has it."""
 
-BY_DEFAULT: Options = Included()
+BY_DEFAULT: arguments.Options = Included()
 ON_BY_DEFAULT = [name for name, wanted in vars(BY_DEFAULT).items() if wanted]
 
 QUICK_SAMPLES, QUICK_OTHERS = 20, 5
 
 
-@command
+@arguments.command
 def audit(
-    model: ModelSource,
+    model: arguments.ModelSource,
     *,
-    corpus: CorpusOfModel = "auto",
-    seq_len: SeqLen = SEQ_LEN,
-    samples: Samples = 100,
-    threshold: Threshold = 0.3,
-    seed: Seed = 0,
-    bos: Bos = "auto",
-    batch_size: BatchSize = None,
+    corpus: arguments.CorpusOfModel = "auto",
+    seq_len: arguments.SeqLen = arguments.SEQ_LEN,
+    samples: arguments.Samples = 100,
+    threshold: arguments.Threshold = 0.3,
+    seed: arguments.Seed = 0,
+    bos: arguments.Bos = "auto",
+    batch_size: arguments.BatchSize = None,
     quick: Annotated[bool, Doc("At most 20 samples, and none of the studies besides, unless they are asked for.")] = False,
-    include: Options = BY_DEFAULT,
-    loading: Loading = Loading(),
-    output: Annotated[Output, WrittenTo("sinklab-audit/{model}")] = Output(),
+    include: arguments.Options = BY_DEFAULT,
+    loading: arguments.Loading = arguments.Loading(),
+    output: Annotated[arguments.Output, arguments.WrittenTo("sinklab-audit/{model}")] = arguments.Output(),
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Find the sinks of a model: at which positions and tokens, in which layers and heads, under which conditions.
@@ -83,9 +68,9 @@ def audit(
     """
     from sinklab.corpora import resolve_corpus
     from sinklab.models.drawing import AUTO, default_corpus, reading_part
+    from sinklab.studies.audit.found import show
     from sinklab.studies.audit.measurement import measure_audit, write_maps
     from sinklab.studies.audit.page import frame_report, write_report
-    from sinklab.studies.audit.show import show
 
     included = dict(vars(include))
     fewer: dict[str, Any] = {}

@@ -14,11 +14,11 @@ from sinklab.errors import ConfigurationError
 from sinklab.registry import spelled
 from sinklab.report.maps import round_matrix
 from sinklab.report.page import render
-from sinklab.results.blocks import Bar, Grid, display_token, names, number, percent
+from sinklab.results.blocks import Grid, display_token, names, number, percent
 from sinklab.results.file import write_file
 from sinklab.results.html import html
-from sinklab.studies.audit.found import bos_words, condition_name, loss_unit
-from sinklab.studies.audit.page import DEFINITIONS, LOOKS, Audit, View, head_rates, layer_figures, look_of, read_audit
+from sinklab.studies.audit.found import condition_name, loss_unit
+from sinklab.studies.audit.page import DEFINITIONS, Audit, View, head_rates, layer_figures, look_of, read_audit
 
 _PERCENT = " (%)"
 """Rows whose name ends so are percentages."""
@@ -43,12 +43,9 @@ Column = tuple[str, Audit, View]
 class Comparison:
     """What two or more audits found, side by side; of an encoder–decoder each part by itself, since it has sinks of its own.
 
-    Args:
-        folders: output directories of audits.
-
     Attributes:
-        table: of objects, ``float``, ``int``, ``str``, or ``None`` for what was not measured: one column per audit, called as
-            its model, with the folder's name where two are alike; one row per number, whose unit its name says: ``(%)``.
+        table: of objects, ``None`` for what was not measured: a column per audit, called as its model, with the folder's name
+            where two are alike; a row per number, whose unit its name says: ``(%)``.
         findings: the finding of every column in a sentence, its name in front.
         warning: what keeps the audits from being compared: other texts, settings, or definitions; empty if nothing does.
 
@@ -75,27 +72,20 @@ class Comparison:
 
     def as_text(self) -> pd.DataFrame:
         """The table as text: three significant digits, percentages with one or two decimals, an en dash for ``None``."""
-        rows = self.table.index
-        return pd.DataFrame(
-            {name: [_write(row, value) for row, value in self.table[name].items()] for name in self.table.columns}, index=rows
-        )
+        cells = {name: [_write(row, value) for row, value in column.items()] for name, column in self.table.items()}
+        return pd.DataFrame(cells, index=self.table.index)
 
     def write(self, path: Path, *, overwrite: bool = False) -> Path:
-        """Write one HTML page, whole or not at all, and without a need for any network; its path is given back.
-
-        Raises:
-            InputError: what is at the path is not replaced (:func:`~sinklab.results.file.check_file`).
-        """
+        """Write one HTML page, whole or not at all, and without a need for any network; its path is given back."""
         path, columns, table = Path(path), self._columns, self.as_text()
         headings = ["", *table.columns]
         context = {
             "names": list(table.columns),
-            "looks": [look_of(index) for index in range(LOOKS)],
+            "looks": [look_of(index) for index in range(len(columns))],
             "count": len(self._audits),  # an encoder–decoder has a column for each part, and is one audit
             "sentences": self.findings,
             "warning": self.warning,
             "numbers": html([Grid(headings, [[row, *table.loc[row]] for row in table.index])]),
-            "conditions": html([Grid(headings, _conditions(columns))]),
         }
         data = {
             "page": "compare",
@@ -140,12 +130,10 @@ def _heads_of(index: int, name: str, audit: Audit, view: View) -> dict[str, Any]
 def _numbers(audit: Audit, view: View) -> dict[str, object]:
     """Row to number, in the order of the table; ``None`` where it was not measured."""
     found, numbers = audit.found, view.numbers
-    corpus, revision = _text(audit)
     loss = found.loss if view.part in ("", "decoder") else None
     null, gate = numbers.mean_of_heads("null_mass", "null_mass"), numbers.mean_of_heads("null_mass", "output_gain")
     return {
         "model": found.model,
-        "revision of the model": _short(found.revision) if found.revision else None,
         "dtype": audit.run.get("dtype"),
         "operation": f"{found.operation} ({found.tier})" if found.tier else found.operation,
         f"loss ({loss_unit(found)})": loss,
@@ -164,8 +152,7 @@ def _numbers(audit: Audit, view: View) -> dict[str, object]:
         },
         **_of_conditions(audit, view),
         **{f"setting: {name}": _setting(audit, name) for name in _SETTINGS},
-        "setting: corpus": corpus,
-        "setting: revision of the corpus": f"{_short(revision):.40}",  # of versions of packages, the first: cells are numbers
+        "setting: corpus": _text(audit)[0],
     }
 
 
@@ -190,40 +177,17 @@ def _of_sinks(view: View) -> dict[str, object]:
 
 
 def _of_conditions(audit: Audit, view: View) -> dict[str, object]:
-    """The rate at position 0 under the conditions of the audit; those with and without BOS where the model has one."""
-    found, rate = audit.found, "sink rate at position 0"
-    own = found.conditions[0].corpus  # which may be an artificial one
-    rates: dict[tuple[str, int | None], float] = {}
-    for condition in view.found.conditions:
-        rates.setdefault((condition.corpus, condition.bos), condition.sink_rate_gu2024)
-        rates.setdefault((condition.corpus, None), condition.sink_rate_gu2024)
-    rows: dict[str, object] = {}
-    if words := bos_words(True, found.bos_name):
-        name, there, gone = words.removeprefix("with "), rates.get((own, 1)), rates.get((own, 0))
-        sensitivity = None if there is None or gone is None else there - gone
-        rows = {
-            f"{name} sensitivity (percentage points)": sensitivity, f"{rate} with {name} (%)": there,
-            f"{rate} without {name} (%)": gone,
-        }  # fmt: skip
-    made_up = ("random_tokens", "repeated_token") if found.reads_text else ("noise", "constant")
-    return rows | {f"{rate}, {condition_name(corpus, None, found)} (%)": rates.get((corpus, None)) for corpus in made_up}
+    """The rate at position 0 under every condition of the audit."""
+    return {
+        f"sink rate at position 0, {condition_name(one.corpus, one.bos, audit.found)} (%)": one.sink_rate_gu2024
+        for one in view.found.conditions
+    }
 
 
 def _write(row: str, value: Any) -> str:
     if value is not None and row.endswith(_PERCENT):
         return percent(value)
     return number(float(value), 4) if row.startswith("loss") and value is not None else number(value)
-
-
-def _conditions(columns: Sequence[Column]) -> list[list[Any]]:
-    """Sink rate at the first position under each condition, a row each."""
-    rows: dict[str, list[Any]] = {}
-    for index, (_, audit, view) in enumerate(columns):
-        for condition in view.found.conditions:
-            name = condition_name(condition.corpus, condition.bos, audit.found)
-            rate = condition.sink_rate_gu2024
-            rows.setdefault(name, [None] * len(columns))[index] = Bar(percent(rate), rate / 100)
-    return [[name, *cells] for name, cells in rows.items()]
 
 
 def _setting(audit: Audit, name: str) -> str | None:

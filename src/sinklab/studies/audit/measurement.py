@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import PARTS, Part
@@ -60,14 +62,7 @@ LEAST_OTHERS, SHARE_OF_OTHERS = 10, 4
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Audited:
-    """What was measured.
-
-    Attributes:
-        summary: for ``summary.json``.
-        table: the long table of all conditions and sections.
-        record: entries of ``run.json`` besides the settings.
-        maps: attention maps of the first samples, and what else ``maps.safetensors`` says of them; empty where there are none.
-    """
+    """What stands in ``summary.json``, in the table, in ``run.json`` besides the settings, and in ``maps.safetensors``."""
 
     summary: dict[str, Any]
     table: pd.DataFrame
@@ -94,11 +89,8 @@ def measure_audit(
     """Measure what an audit reports; see :func:`~sinklab.studies.audit.audit.audit`.
 
     Once the main condition is measured, an interruption ends the rest, and what there is by then is reported.
-
-    Args:
-        include: name of a section (:func:`~sinklab.results.sections.sections`) to whether it was asked for.
-        least_others: samples of every condition besides the main one, at least.
-        say: is given the sink in a sentence as soon as it is known.
+    ``least_others`` are
+    samples of every condition besides it; ``say`` is given the sink in a sentence as soon as it is known.
     """
     main_bos = uses_bos(loaded.encoder, bos)
     missing = not_measured(loaded.model)
@@ -204,11 +196,7 @@ class _Measuring:
     def measure(
         self, source: Corpus, bos: bool, drawn: Samples, names: Sequence[str], guessed: Mapping[Part, Sinks] | None = None
     ) -> _Pass:
-        """Show the samples to the probes of these names and find the sink.
-
-        Args:
-            guessed: what probes of the sink, and what every head gives to it, are about; neither is measured without it.
-        """
+        """Show the samples to the probes of these names and find the sink."""
         loaded, guesses = self.loaded, guessed or {}
         probes = [make_probe(name, self.threshold) for name in names]
         finders = {part: _finder(self.threshold, part, drawn) for part in self._parts}
@@ -227,7 +215,8 @@ class _Measuring:
         # Deformable attention, which has no weight for every key, leaves a part of some models unseen.
         finders = {part: finder for part, finder in finders.items() if not part or finder.windowed()[1]}
         sinks = {
-            part: finder.sinks(decode=decoder(loaded), corpus=source.label, bos=int(bos)) for part, finder in finders.items()
+            part: finder.sinks(decode=functools.partial(token_text, loaded.tokenizer), corpus=source.label, bos=int(bos))
+            for part, finder in finders.items()
         }
         right = {
             part for part, sinks_there in sinks.items() if part in guesses and _place(guesses[part]) == _place(sinks_there)
@@ -244,18 +233,11 @@ class _Measuring:
                 session, sinks[part] = self._look_again(probes, sinks[part], part, drawn)
                 tables.append(self._table(session, source, bos))
         condition = Measured(
-            source.label,
-            bos,
-            probed.loss,
-            probed.losses,
-            tables[0],
-            drawn.sha256,
-            samples=len(drawn),
-            sinks=sinks,
+            source.label, bos, probed.loss, probed.losses, tables[0], drawn.sha256, samples=len(drawn), sinks=sinks,
             candidates={part: finder.candidates_by_module for part, finder in finders.items()},
             windowed={part: finder.windowed() for part, finder in finders.items()},
             longest={part: finder.longest_sample for part, finder in finders.items()},
-        )
+        )  # fmt: skip
         return _Pass(condition, tables, probed.session, probes)
 
     def measure_main(
@@ -265,7 +247,11 @@ class _Measuring:
         few = drawn.take(slice(GUESSED_FROM))
         finders = [_finder(self.threshold, part, few) for part in self._parts]
         run_probes(self.loaded.model, few, finders, batch_size=self.batch_size, progress=self.progress, stage="the sink")
-        seen = {finder.part: finder.sinks(decode=decoder(self.loaded)) for finder in finders if finder.windowed()[1]}
+        seen = {
+            finder.part: finder.sinks(decode=functools.partial(token_text, self.loaded.tokenizer))
+            for finder in finders
+            if finder.windowed()[1]
+        }
         for part, sinks in seen.items():
             where = "no sink"
             if sinks.main is not None:
@@ -315,11 +301,6 @@ def _place(sinks: Sinks) -> object:
     return None if sinks.main is None else (sinks.main.place, sinks.main.anywhere)
 
 
-def decoder(loaded: LoadedModel) -> Callable[[int], str]:
-    """From ids to texts of tokens; to numbers where the model has no tokenizer."""
-    return lambda token: token_text(loaded.tokenizer, token)
-
-
 def _plan(text: Corpus, kind: Kind, main_bos: bool, has_bos: bool) -> list[tuple[Corpus, bool]]:
     """The conditions: first the one that all probes see, then the ones that only the sink rate and the loss are taken under."""
     plan: list[tuple[Corpus, bool]] = [(text, main_bos)]
@@ -351,7 +332,11 @@ def _maps(loaded: LoadedModel, maps: AttentionMaps, shown: Samples) -> tuple[dic
         return {}, {}
     length += maps.front
     front, names = front_names(maps.front), [list(shown.names or ())] * len(shown)
-    texts = names if shown.tokens is None else [front + token_texts(loaded, row) for row in shown.tokens.tolist()]
+
+    def written(rows: Tensor) -> list[list[str]]:
+        return [[token_text(loaded.tokenizer, token) for token in row] for row in rows.tolist()]
+
+    texts = names if shown.tokens is None else [front + row for row in written(shown.tokens)]
     metadata = {
         "tokens": json.dumps(texts, ensure_ascii=False),
         "modules": json.dumps(maps.modules),
@@ -360,7 +345,7 @@ def _maps(loaded: LoadedModel, maps: AttentionMaps, shown: Samples) -> tuple[dic
     }
     target = shown.arguments.get("decoder_input_ids")
     if target is not None:
-        metadata["targets"] = json.dumps([token_texts(loaded, row) for row in target.tolist()], ensure_ascii=False)
+        metadata["targets"] = json.dumps(written(target), ensure_ascii=False)
     return arrays, metadata
 
 
@@ -370,8 +355,3 @@ def _longest(samples: Samples) -> int | None:
         return None if any("window" in name for name in samples.names or ("window",)) else samples.positions
     sides = (samples.arguments.get(name) for name in ("input_ids", "decoder_input_ids"))
     return max(side.shape[1] for side in sides if side is not None)
-
-
-def token_texts(loaded: LoadedModel, ids: Sequence[int]) -> list[str]:
-    """Tokens as text, one string each; numbers when the model has no tokenizer."""
-    return [token_text(loaded.tokenizer, token) for token in ids]

@@ -29,8 +29,19 @@ from sinklab.results.blocks import Bar, Cell, Grid, counted, number, percent
 from sinklab.results.html import html
 from sinklab.results.sections import from_json, sections
 from sinklab.results.table import read_run
-from sinklab.studies.audit.found import AuditFound, Place, SinksFound, condition_name, loss_unit, place_and_token, samples_of
-from sinklab.studies.audit.show import conditions_grid, remarks, section_blocks, sinks_grid
+from sinklab.studies.audit.found import (
+    AuditFound,
+    Place,
+    SinksFound,
+    condition_name,
+    conditions_grid,
+    loss_unit,
+    place_and_token,
+    remarks,
+    samples_of,
+    section_blocks,
+    sinks_grid,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +64,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """Everything a page is made from.
-
-    Attributes:
-        summary: ``summary.json``, in which the sections are.
-        views: each part of an encoder–decoder; of another model one for the whole.
-    """
+    """Everything a page is made from; ``views`` are the parts of an encoder–decoder, of another model one for the whole."""
 
     folder: Path
     run: dict[str, Any]
@@ -81,13 +87,7 @@ class Audit:
 
 
 def read_audit(folder: Path) -> Audit:
-    """Read the output directory of an audit.
-
-    Raises:
-        InputError: the run is of another command; a file is missing or is not what its name says (``maps.safetensors`` may be
-            absent).
-        ResultError: the summary, the table or the maps do not follow their schema.
-    """
+    """Read the output directory of an audit."""
     folder = Path(folder)
     run = read_run(folder)
     require_kind(run, folder, "audit")
@@ -117,13 +117,10 @@ DEFINITIONS: dict[str, str] = {
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``folder/report.html`` from the files of a run, whole or not at all; the same input gives the same bytes.
+    """Write ``folder/report.html`` from the files of a run, whole or not at all, and return its path.
 
     Args:
         folder: output directory of an audit, or of a study that an audit can include, such as ``sinklab origin``.
-
-    Returns:
-        The path of the page.
 
     Raises:
         InputError: the run is of another command; a file is missing or is not what its name says.
@@ -143,11 +140,7 @@ def frame_report(folder: Path) -> str:
 
 
 def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
-    """The page of one audit as text.
-
-    Args:
-        budget: bytes that it stays below if it can; maps get what everything else leaves of them.
-    """
+    """The page of one audit as text, below so many bytes if it can be: maps get what everything else leaves of them."""
     found = audit.found
     figures = layer_figures([(view.part, view) for view in audit.views])
     context = {
@@ -158,15 +151,12 @@ def render_report(audit: Audit, budget: int = PAGE_BUDGET) -> str:
         "cards": headline(audit),
         "remarks": remarks(found),
         "threshold": f"{found.threshold:g}",
-        "sinks": [row for view in audit.views for row in _sinks(view, audit)],
         "sinks_grid": html([sinks_grid(found)]),
         "conditions": html([conditions_grid(found)]),
         "loss_definition": found.loss_definition,
-        "layers": html([layer_table(figures)]),
         "skips_layers": any(view.numbers.skips_layers for view in audit.views),
         "studies": [(title, lead, html(blocks)) for title, lead, blocks in section_blocks(audit.summary)],
         "definitions": html([_definitions(audit)]),
-        "metrics": html([_metrics(audit)]),
         "checks": audit.run.get("checks") or {},
         "facts": facts_of(audit.run),
     }
@@ -191,23 +181,6 @@ def _map_overhead(maps: Maps) -> int:
     return len(json_text({"tokens": maps.tokens}).encode()) + samples * modules * (heads * 32 + 80)
 
 
-def _sinks(view: View, audit: Audit) -> list[dict[str, Any]]:
-    """Sinks with their strongest heads, to be opened in the map of the whole model."""
-    grid = [(column, row) for column, row in enumerate(audit.numbers.grid) if row.part == view.part or not view.part]
-    columns = {row.layer: (column, row.label if view.part else row.layer) for column, row in reversed(grid)}
-    return [
-        {
-            "name": f"{view.part}: {place.name}" if view.part else place.name,
-            "heads": [
-                {"label": f"{columns[layer][1]}.{head}", "column": columns[layer][0], "head": head, "rate": rate}
-                for layer, head, _, rate in place.heads[:12]
-                if layer in columns
-            ],
-        }
-        for place in (*view.found.sinks.sinks, *view.found.sinks.silent)
-    ]
-
-
 def _definitions(audit: Audit) -> Grid:
     """One checkpoint read under each published definition of a sink rate; one unit for all."""
     texts = {entry["metric"]: entry for entry in audit.run.get("definitions") or () if entry["probe"] == "sink_rate"}
@@ -222,14 +195,6 @@ def _definitions(audit: Audit) -> Grid:
         if (value := view.rate(name)) is not None
     ]
     return Grid(["Definition", "What it counts", "Value"], rows, text=2)
-
-
-def _metrics(audit: Audit) -> Grid:
-    rows: list[list[Cell]] = [
-        [f"{entry['probe']}.{entry['metric']}", str(entry["version"]), entry["unit"], f"{entry['text']} {entry['paper'] or ''}"]
-        for entry in audit.run.get("definitions") or ()
-    ]
-    return Grid(["Metric", "Version", "Unit", "Definition"], rows, title="Definitions of all metrics", folded=True, text=4)
 
 
 def head_data(audit: Audit) -> tuple[dict[str, Any], dict[str, str]]:
@@ -258,7 +223,6 @@ def head_data(audit: Audit) -> tuple[dict[str, Any], dict[str, str]]:
         "sinks": [_sink_data(audit, view, place) for view in audit.views for place in _listed(view)],
         "ownSink": own.tolist(),
         "headNumbers": _head_numbers(audit),
-        "angle": _angle(audit, own),
         "sample": audit.found.kind,
         "positionRate": _rate_lines(audit.views, positions, bins) or None,
         "maps": None,
@@ -354,23 +318,6 @@ def head_rates(numbers: Numbers, place: Place, part: str = "") -> list[list[floa
     return [[float(f"{value:.5g}") for value in row] for row in rates]
 
 
-def _angle(audit: Audit, own: NDArray[np.int64]) -> dict[str, Any] | None:
-    """Cosine and norm product of queries with the head's sink key and, as a mean, with the other keys."""
-    result = {}
-    for name, metric in (("cosine", "cosine"), ("product", "norm_product")):
-        values = audit.numbers.by_head_and_position("query_key_angle", metric, audit.num_positions)
-        if values is None:
-            return None
-        at = np.take_along_axis(values, own[..., None], axis=-1)
-        others = values.copy()
-        np.put_along_axis(others, own[..., None], np.nan, axis=-1)
-        known = np.isfinite(others)
-        with np.errstate(invalid="ignore"):
-            rest = np.where(known.any(axis=-1), np.nansum(others, axis=-1) / known.sum(axis=-1), np.nan)
-        result[f"{name}Sink"], result[f"{name}Rest"] = round_matrix(at[..., 0]), round_matrix(rest)
-    return result
-
-
 Number = tuple[str, str | None, str]
 """What it is, the number (``None`` where it was not measured), and a note."""
 
@@ -436,9 +383,6 @@ def _of_attention(audit: Audit) -> Iterator[Number]:
 COLOURS = 6
 """Colours of audits, ``k-audit0`` on, in the style sheet; further audits have them again, with another dash."""
 
-LOOKS = 5 * COLOURS
-"""Lines that can be told apart: the style sheet has four further dashes, ``r1`` to ``r4``."""
-
 Series = tuple[str, str, str, str, str]
 """Name (``{}`` stands for that of the sink), probe, metric, at which positions, and how the line is drawn."""
 
@@ -477,15 +421,12 @@ FIGURES: list[tuple[str, str, str, bool, list[Series]]] = [
 
 
 def look_of(index: int) -> dict[str, object]:
-    """Colour and dash of an audit by its place, as the script takes them; empty where all looks are taken."""
-    if index >= LOOKS:
-        return {}
-    return {"kind": f"audit{index % COLOURS}", "round": index // COLOURS}
+    """Colour and dash of an audit by its place, as the script takes them; the style sheet has four further dashes."""
+    return {"kind": f"audit{index % COLOURS}", "round": index // COLOURS % 5}
 
 
 def layer_figures(audits: Sequence[tuple[str, View]]) -> list[dict[str, object]]:
-    """Figures over depth. One audit: every series. Several: one series each, the first of the figure; of more than
-    :data:`LOOKS`, the first have one.
+    """Figures over depth. One audit: every series. Several: one series each, the first of the figure.
 
     A figure without numbers has no series and is shown as "not measured".
     """
@@ -496,7 +437,7 @@ def layer_figures(audits: Sequence[tuple[str, View]]) -> list[dict[str, object]]
             view = audits[0][1]
             drawn = [(one[0].format(view.found.sink_name), {"kind": one[-1]}, _by_layer(view, one)) for one in series]
         else:
-            drawn = [(name, look_of(index), _by_layer(view, series[0])) for index, (name, view) in enumerate(audits[:LOOKS])]
+            drawn = [(name, look_of(index), _by_layer(view, series[0])) for index, (name, view) in enumerate(audits)]
         lines = [(name, look, values) for name, look, values in drawn if values]
         layers = sorted({layer for _, _, values in lines for layer in values})
         every = [value for _, _, values in lines for value in values.values()]
@@ -527,22 +468,3 @@ def _by_layer(view: View, series: Series) -> dict[int, float]:
         return {}
     sinks = [0] if where == "first" else columns or [0]
     return by_layer(probe, metric, {"first": "sink"}.get(where, where) or "none", sinks) or {}
-
-
-def layer_table(figures: Sequence[dict[str, Any]]) -> Grid:
-    """The numbers behind per-layer figures as a table, one row per layer."""
-    columns = [(figure, series) for figure in figures for series in figure["series"]]
-    labels = sorted(
-        {label for figure in figures for label in figure["labels"]}, key=lambda label: (label != "in", label.zfill(9))
-    )
-    headings = [
-        f"{figure['title']}: {series['name']}" if len(figure["series"]) > 1 else figure["title"] for figure, series in columns
-    ]
-    rows = [
-        [
-            "embedding" if label == "in" else label,
-            *(series["y"][figure["labels"].index(label)] if label in figure["labels"] else "" for figure, series in columns),
-        ]
-        for label in labels
-    ]
-    return Grid(["Layer", *headings], rows, title="The numbers behind these figures", folded=True)

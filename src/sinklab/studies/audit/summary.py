@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from sinklab.attention.anatomy import attending_layers, layers_without_attention
+from sinklab.attention.anatomy import attending_layers, layers_without_attention, over_depth
 from sinklab.attention.call import Part
-from sinklab.corpora import _reading
+from sinklab.corpora._reading import Reading
 from sinklab.corpora.samples import Samples
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import HIDDEN_SHARE, LossKind, guess_warning, loss_kind
@@ -22,17 +22,7 @@ from sinklab.results.intervals import mean_interval
 from sinklab.results.sections import from_json
 from sinklab.sinks import Sinks
 from sinklab.sinks.finder import enough_documents
-from sinklab.studies.audit.found import (
-    AuditFound,
-    Condition,
-    FrontWorth,
-    Grouped,
-    Places,
-    Reading,
-    SinksFound,
-    finding,
-    worth_words,
-)
+from sinklab.studies.audit.found import AuditFound, Condition, FrontWorth, Grouped, Places, SinksFound, finding, worth_words
 
 SUMMARY_VERSION = 1
 
@@ -41,16 +31,13 @@ LONGEST_FINDING = 160
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-    """One corpus with or without BOS, and what was measured under it.
+    """One corpus with or without BOS, and what was measured under it; of an encoder–decoder by part, else of part "".
 
     Attributes:
         losses: mean loss of each sample, float64 ``(samples,)``; ``None`` where none is taken.
-        samples: how many there are.
-        sinks: of an encoder–decoder those of each part, else of all self-attention together (part "").
-        candidates: likewise, of each attention module the positions up to the last one that half of the queries see.
-        windowed: likewise, attention modules in which fewer than half of the queries see the first position, and all of them.
-        longest: likewise, tokens of the longest sample in which half of the queries see it in each of these modules; ``None``
-            where there are none.
+        candidates: of each attention module the positions up to the last one that half of the queries see.
+        windowed: attention modules in which fewer than half of the queries see the first position, and all of them.
+        longest: tokens of the longest sample in which half of the queries see it in each of these; ``None`` without any.
     """
 
     corpus: str
@@ -72,22 +59,17 @@ def summarize(
     samples: Samples,
     *,
     threshold: float,
-    reading: _reading.Reading | None,
+    reading: Reading | None,
     normalized: bool,
     off_seam: list[str],
     seed: int,
     tier: str | None = None,
     missing: Mapping[str, str] | None = None,
 ) -> AuditFound:
-    """What an audit found.
+    """What an audit found; the first condition is the main one, which the samples are of.
 
-    Args:
-        conditions: the first one is the main one.
-        samples: of the main condition.
-        reading: how the tokenizer read them; ``None`` for samples that are no text.
-        normalized: whether rows of weights sum to one (with or without a null mass).
-        tier: where the weights come from, if not from the attention interface.
-        missing: probes that this tier does not serve, each with what it reads.
+    ``tier`` says where the weights come from, if not from the attention interface; ``missing`` are probes that it does not
+    serve.
     """
     main, kind = conditions[0], loss_kind(loaded.model)
     parts = [_found(part, conditions, threshold, _query_group(loaded)) for part in main.sinks]
@@ -106,34 +88,16 @@ def summarize(
         else "",
     )
     found = AuditFound(
-        **first,
-        summary_version=SUMMARY_VERSION,
-        model=loaded.name,
-        revision=loaded.revision,
-        operation=loaded.operation,
-        loss=main.loss,
-        loss_kind=kind,
-        loss_definition=_loss_definition(loaded, kind, seed),
-        bits_per_byte=bits,
-        front_worth=_front_worth(conditions),
-        reading=None if reading is None else Reading(**dataclasses.asdict(reading)),
-        warnings=[warning for warning in warnings if warning],
-        samples_definition=samples.definition,
-        normalized=normalized,
-        corpus=main.corpus,
-        bos=int(main.bos),
-        bos_name=loaded.encoder.bos_name or "",
-        kind=samples.kind,
+        **first, summary_version=SUMMARY_VERSION, model=loaded.name, revision=loaded.revision, operation=loaded.operation,
+        loss=main.loss, loss_kind=kind, loss_definition=_loss_definition(loaded, kind, seed), bits_per_byte=bits,
+        front_worth=_front_worth(conditions), warnings=[warning for warning in warnings if warning],
+        samples_definition=samples.definition, normalized=normalized, corpus=main.corpus, bos=int(main.bos),
+        bos_name=loaded.encoder.bos_name or "", kind=samples.kind, samples=len(samples), threshold=threshold,
         seq_len=next(iter(main.sinks.values())).seq_len if samples.tokens is None else samples.tokens.shape[1],
-        samples=len(samples),
-        threshold=threshold,
-        off_seam_modules=off_seam,
-        layers_without_attention=layers_without_attention(loaded.model.config),
-        tier=tier,
-        not_measured=dict(missing or {}),
-        parts=parts if parts[0].part else [],
+        off_seam_modules=off_seam, layers_without_attention=layers_without_attention(loaded.model.config),
+        tier=tier, not_measured=dict(missing or {}), parts=parts if parts[0].part else [],
         notes=list(_notes(loaded, normalized, tier)),
-    )
+    )  # fmt: skip
     both = f"{found.finding} {worth_words(found)}"
     return dataclasses.replace(found, finding=both) if worth_words(found) and len(both) <= LONGEST_FINDING else found
 
@@ -142,26 +106,19 @@ def _found(part: Part, conditions: Sequence[Measured], threshold: float, group_s
     """What was found of a part of an encoder–decoder, or of all self-attention."""
     main, sinks = conditions[0], conditions[0].sinks[part]
     table, strongest = _of_part(main.table, part), sinks.main
+    windowed, modules = main.windowed[part]
     found = SinksFound(
-        part=part,
-        sink_layers=_layers(sinks),
-        grouped=_grouped(sinks, group_size, main.samples),
-        sinks=from_json(Places, sinks.to_dict(), "sinks"),
-        sink_rate_gu2024=float(_rates(table)[0]),
+        part=part, sink_layers=_layers(sinks), grouped=_grouped(sinks, group_size, main.samples),
+        sinks=from_json(Places, sinks.to_dict(), "sinks"), sink_rate_gu2024=float(_rates(table)[0]),
         candidate_positions=max(main.candidates[part].values(), default=0),
-        candidates_by_module=dict(main.candidates[part]),
-        windowed_modules=main.windowed[part][0],
-        num_modules=main.windowed[part][1],
-        longest_sample=main.longest[part],
+        candidates_by_module=dict(main.candidates[part]), windowed_modules=windowed, num_modules=modules,
+        longest_sample=main.longest[part], sink_heads=(strongest.sinking or 0) if strongest else 0,
         sink_role="null score" if strongest is not None and strongest.kind == "null" else sinks.describe(),
-        sink_heads=(strongest.sinking or 0) if strongest else 0,
-        sink_heads_by_weight=sinks.heads_by_weight,
-        num_heads=len(sinks.heads),
+        sink_heads_by_weight=sinks.heads_by_weight, num_heads=len(sinks.heads),
         first_token_mean_weight=_mean(table, "attention_received", "mean_weight", 0),
-        null_mass=_mean(table, "null_mass", "null_mass"),
-        definitions=_definitions(table),
+        null_mass=_mean(table, "null_mass", "null_mass"), definitions=_definitions(table),
         conditions=[_condition(condition, part) for condition in conditions],
-    )
+    )  # fmt: skip
     return dataclasses.replace(found, finding=finding(found, threshold))
 
 
@@ -192,6 +149,8 @@ def _notes(loaded: LoadedModel, normalized: bool, tier: str | None) -> Iterator[
             "weights for every attention module, rows that sum to one, causality; not that these weights made the outputs. In "
             "place of scores, maps show the logarithm of the weights."
         )
+    if depth := over_depth(loaded.model):
+        yield f"Attention over earlier blocks, whose keys are no tokens, is left out: {counted(len(depth), 'module')}."
     if others := layers_without_attention(loaded.model.config):
         kinds = ", ".join(f"{count} of kind {kind}" for kind, count in others.items())
         yield f"Without attention weights: {counted(sum(others.values()), 'layer')} ({kinds})."
@@ -264,13 +223,7 @@ def _condition(condition: Measured, part: Part) -> Condition:
     # Under a window that is short for the samples no position is seen by half of the queries.
     seen = rates[rates.index < max(condition.candidates[part].values(), default=0)]
     return Condition(
-        corpus=condition.corpus,
-        bos=int(condition.bos),
-        samples=condition.samples,
-        loss=condition.loss,
-        sink=sinks.describe(),
-        sink_rate=sinks.main.rate if sinks.main else None,
-        sink_rate_gu2024=float(rates[0]),
-        top_position=None if seen.empty else int(seen.idxmax()),
-        top_rate=None if seen.empty else float(seen.max()),
-    )
+        corpus=condition.corpus, bos=int(condition.bos), samples=condition.samples, loss=condition.loss,
+        sink=sinks.describe(), sink_rate=sinks.main.rate if sinks.main else None, sink_rate_gu2024=float(rates[0]),
+        top_position=None if seen.empty else int(seen.idxmax()), top_rate=None if seen.empty else float(seen.max()),
+    )  # fmt: skip

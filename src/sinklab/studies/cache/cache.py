@@ -63,13 +63,14 @@ def compare_policies(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.corpora.base import hash_tokens
+    from sinklab.report.page import write_blocks_page
     from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.streaming.limits import length_known
     from sinklab.streaming.quantized import read_bits
     from sinklab.studies.cache import SECTION
     from sinklab.studies.cache.comparison import compared, require_next_token
-    from sinklab.studies.cache.found import quantized_rows, write_page
+    from sinklab.studies.cache.found import quantized_rows
     from sinklab.studies.cache.plan import TEXTS, affordable, checked_budgets, checked_names, default_length, long_texts
     from sinklab.studies.cache.rounding import quantized_caches, require_quantized
     from sinklab.studies.measure.probing import uses_bos
@@ -104,7 +105,7 @@ def compare_policies(
                 corpus=text.label, bos=int(with_bos), seed=seed,
             ),
             show=SECTION.blocks,
-            page=write_page,
+            page=lambda folder: write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks),
             loaded=loaded,
             config={
                 "corpus": text.label, "tokens": length, "documents": len(texts), "windows": budgets,

@@ -19,7 +19,6 @@ from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm
 from sinklab.models.positions import trained_length
 from sinklab.policies.base import Policy, SlotPolicy
-from sinklab.policies.pinned import Pinned
 from sinklab.policies.recompute import Recompute
 from sinklab.registry import policies as policy_registry
 from sinklab.results.intervals import mean_interval
@@ -27,7 +26,6 @@ from sinklab.results.metric import Row
 from sinklab.results.progress import Progress, plan, silent
 from sinklab.results.sections import Context, to_json
 from sinklab.results.table import make_table
-from sinklab.sinks import Sinks
 from sinklab.streaming.perplexity import CHUNK, Decoding, decoding, estimate, losses
 from sinklab.streaming.traits import read_rotations
 from sinklab.studies.cache.found import Comparison, Difference, LeftOut, PolicyEntry, Size, policy_rows
@@ -60,7 +58,7 @@ STEP = 32
 """Tokens of a text that are read in the time of a single token: its weights must come from memory all the same."""
 
 IN_AUDIT: dict[str, Any] = {
-    "names": ("full", "recompute", "window", "sink_window", "pinned"),
+    "names": ("full", "recompute", "window", "sink_window"),
     "sinks": (0, 1, 4),
     "steps": 32,
     "share": 0.25,
@@ -107,8 +105,7 @@ def policies_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
         texts = long_texts(context.corpus, loaded.encoder, tokens=length, documents=number, seed=context.seed, bos=context.bos)
         found, rows = compared(
             loaded, texts, names=names, budgets=[budget], sinks=sinks, corpus=context.corpus.label, bos=context.bos,
-            found=context.sinks, steps=IN_AUDIT["steps"], share=IN_AUDIT["share"],
-            progress=context.progress,
+            steps=IN_AUDIT["steps"], share=IN_AUDIT["share"], progress=context.progress,
         )  # fmt: skip
     except (ConfigurationError, InputError, UnsupportedModelError) as error:
         return {"refused": str(error)}, make_table([])
@@ -128,7 +125,6 @@ def compared(
     sinks: Sequence[int],
     corpus: str,
     bos: bool,
-    found: Sinks | None = None,
     steps: int = STEPS,
     share: float = 1.0,
     briefly: bool = False,
@@ -138,15 +134,9 @@ def compared(
 
     Args:
         rows: texts, int64 ``(documents, tokens)``.
-        found: where the sinks are, if that is known; looked for if ``None``.
         steps: single tokens that are timed, fewer of a model of many parameters.
         share: of the work that is done by default to time steps and to compute windows anew.
         briefly: take policies that no recommendation rests on at the largest size only.
-
-    Raises:
-        InputError: texts of which nothing is ever evicted.
-        ConfigurationError: two policies that are called alike.
-        UnsupportedModelError: no policy can be had with the model.
     """
     length, held = rows.shape[1], max(budgets)
     if length <= held + 2:  # a query sees itself besides, and the last token is none
@@ -158,7 +148,7 @@ def compared(
     left_out: list[LeftOut] = []
     measured: list[_Measured] = []
     # Once each: settings that are given may be those that a name alone stands for, among others.
-    chosen = each_once(plan_policies(loaded, rows, names, budgets, sinks, found, left_out, briefly=briefly))
+    chosen = each_once(plan_policies(names, budgets, sinks, left_out, briefly=briefly))
     wanted = [_scored(loaded.model, rows, policy, first, share) for policy, _ in chosen]
     stages = [f"{number}/{len(chosen)} {label(policy)}" for number, (policy, _) in enumerate(chosen, start=1)]
     plan(
@@ -205,7 +195,7 @@ def compared(
     comparison = Comparison(
         SUMMARY_VERSION, loaded.name, loaded.revision, loaded.operation, corpus, int(bos), len(rows), length,
         hash_tokens(rows), first, trained, [list(pair) for pair in points], entries, left_out,
-        **_advice(loaded, measured, references, left_out, trained),
+        **_advice(loaded, references, left_out, trained),
     )  # fmt: skip
     return comparison, list(policy_rows(comparison, [curve.counts for curve in curves]))
 
@@ -277,24 +267,15 @@ def _recomputed(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _References:
-    """Losses of the scored tokens, ``(documents, scored)``, of the policies that others are compared with.
-
-    Attributes:
-        by_sinks: of windows: tokens held before the query, to number of sinks, to losses.
-        recompute: of re-computation for every token, by tokens held.
-        full: of dense attention.
-        pinned: of policies that keep other tokens than the first ones: tokens held, to label, to losses.
-    """
+    """Losses of the scored tokens, ``(documents, scored)``: of windows by tokens held and sinks, and of other references."""
 
     by_sinks: dict[int, dict[int, Tensor]]
     recompute: dict[int | None, Tensor]
     full: Tensor | None
-    pinned: dict[int, dict[str, Tensor]]
 
 
 def _references(measured: Sequence[_Measured], scored: Sequence[Tensor], budgets: Sequence[int]) -> _References:
     by_sinks: dict[int, dict[int, Tensor]] = {budget: {} for budget in budgets}
-    pinned: dict[int, dict[str, Tensor]] = {budget: {} for budget in budgets}
     recompute: dict[int | None, Tensor] = {}
     full: Tensor | None = None
     for entry, part in zip(measured, scored, strict=True):
@@ -304,47 +285,28 @@ def _references(measured: Sequence[_Measured], scored: Sequence[Tensor], budgets
             # Of one size with both kinds of positions, the recommendation is about the usual kind.
             if number not in by_sinks[budget] or policy.positions == "in_cache":
                 by_sinks[budget][number] = part
-        elif policy.name == "pinned" and budget is not None:
-            pinned[budget][label(policy)] = part
         elif policy.name == "full":
             full = part
         elif isinstance(policy, Recompute):
-            # Blocks that share a window are another reading than one anew for every token, which others are compared with.
             recompute[budget] = part
-    return _References(by_sinks, recompute, full, pinned)
+    return _References(by_sinks, recompute, full)
 
 
 def _policy_entry(
     entry: _Measured, part: Tensor, references: _References, speed: Decoding, count: int, curve: _Curve
 ) -> PolicyEntry:
-    """What is reported of a policy.
-
-    Args:
-        part: its losses of the scored tokens, ``(documents, scored)``; the very tensor, if it is one of the references.
-        count: losses that were measured.
-    """
+    """What is reported of a policy."""
     policy, loss, size = entry.policy, estimate(part), entry.budget
     return PolicyEntry(
-        policy=policy.name,
-        label=label(policy),
-        num_sinks=_num_sinks(policy),
-        window=getattr(policy, "window", None),
-        held=policy.max_held(entry.losses.shape[1] + 1),
-        budget=size,
-        settings=policy_registry.settings(policy),
-        loss=loss.mean,
-        loss_low=loss.low,
-        loss_high=loss.high,
-        scored_tokens=count,
+        policy=policy.name, label=label(policy), num_sinks=_num_sinks(policy), window=getattr(policy, "window", None),
+        held=policy.max_held(entry.losses.shape[1] + 1), budget=size, settings=policy_registry.settings(policy),
+        loss=loss.mean, loss_low=loss.low, loss_high=loss.high, scored_tokens=count,
         against_window=_difference(part, references.by_sinks.get(size or -1, {}).get(0)),
         against_recompute=_difference(part, references.recompute.get(size)),
         against_full=_difference(part, references.full),
-        decoded_tokens=speed.steps,
-        tokens_per_second=speed.tokens_per_second,
-        bytes_held=speed.bytes_held,
-        loss_by_position=curve.means,
-        loss_errors=curve.errors,
-    )
+        decoded_tokens=speed.steps, tokens_per_second=speed.tokens_per_second, bytes_held=speed.bytes_held,
+        loss_by_position=curve.means, loss_errors=curve.errors,
+    )  # fmt: skip
 
 
 def _difference(part: Tensor, other: Tensor | None) -> Difference | None:
@@ -354,13 +316,7 @@ def _difference(part: Tensor, other: Tensor | None) -> Difference | None:
     return Difference(difference.mean, difference.low, difference.high)
 
 
-def _advice(
-    loaded: LoadedModel,
-    measured: Sequence[_Measured],
-    references: _References,
-    left_out: Sequence[LeftOut],
-    trained: int | None,
-) -> dict[str, Any]:
+def _advice(loaded: LoadedModel, references: _References, left_out: Sequence[LeftOut], trained: int | None) -> dict[str, Any]:
     """What is recommended; nothing without a size that was measured both with sinks and without."""
     usable = {budget: sizes for budget, sizes in references.by_sinks.items() if 0 in sizes and len(sizes) > 1}
     if not usable:
@@ -371,14 +327,10 @@ def _advice(
         if not have and refused:
             why = "No recommendation: a window cannot be measured with this model."
         return {"sinks_needed": None, "recommended": None, "recommendation": why}
-    advice = recommend(usable, pinned=references.pinned, trained_length=trained)
-    pins = next((entry.policy for entry in measured if advice.better == label(entry.policy)), None)
-    size = Size(advice.num_sinks, advice.window)
-    if isinstance(pins, Pinned):
-        size = Size(len(pins.pinned), pins.window, list(pins.pinned))
+    advice = recommend(usable, trained_length=trained)
     warning = guess_warning(loaded.model, advice.loss.mean)
     return {
-        "sinks_needed": advice.needed, "better_pinned": advice.better, "recommended": size,
+        "sinks_needed": advice.needed, "recommended": Size(advice.num_sinks, advice.window),
         "recommendation": advice.sentence, "notes": [*advice.notes, *([warning] if warning else [])],
     }  # fmt: skip
 
@@ -395,11 +347,7 @@ def _windows(measured: Sequence[_Measured]) -> dict[int | None, Tensor]:
 
 
 def _curve(entry: _Measured, window: Tensor | None, first: int, points: Sequence[tuple[int, int]]) -> _Curve:
-    """Loss by position; of re-computation, which is scored at some tokens, at fewer points and with errors.
-
-    As in :func:`_completed`, differences to the ``window`` are taken from the sample where there is one, over
-    :data:`COARSE` points at once, and each text and point is one of what the error is over.
-    """
+    """Loss by position; of re-computation, which is scored at some tokens, at fewer points and with errors."""
     counts = [int((~entry.losses[:, start - 1 : stop - 1].isnan()).sum()) for start, stop in points]
     if entry.policy.name != "recompute":
         means = [float(entry.losses[:, start - 1 : stop - 1].nanmean()) for start, stop in points]
@@ -421,11 +369,7 @@ def _curve(entry: _Measured, window: Tensor | None, first: int, points: Sequence
 
 
 def _completed(sampled: Tensor, reference: Tensor, first: int, edges: Sequence[int]) -> Tensor:
-    """Losses of all tokens from ``first`` on, of a policy that was scored at some of them.
-
-    Texts differ from place to place far more than policies do. So what is taken from the sample is the difference to another
-    policy, its mean in each row and stretch, and what it is added to is that policy's loss on all tokens.
-    """
+    """Losses of all tokens from ``first`` on, of a policy scored at some: its mean difference added to another's loss."""
     result = sampled.clone()
     for start, stop in itertools.pairwise(edges):
         if stop > first:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sinklab.results.blocks import Block, Cell, Curves, Facts, Grid, Say, counted, interval, names, number
 from sinklab.results.intervals import LEAST_PARTS, rare_cost
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
-from sinklab.studies.cache import SECTION
 
 INTEGER_MARGIN = 0.02
 """Nats per token by which integers may change the loss at most (the whole interval) before they are taken; as of sinks."""
@@ -53,11 +51,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Size:
-    """What a cache policy is recommended to hold; ``pinned`` are the sinks' positions where they are not the first ones."""
+    """What a cache policy is recommended to hold."""
 
     num_sinks: int
     window: int
-    pinned: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,11 +106,7 @@ class PolicyEntry:
 class QuantizedEntry:
     """One cache of integers, against the same cache in the model's dtype.
 
-    Attributes:
-        quantized: ``int8`` or ``int4``.
-        whole, positions: what stays in full precision, in words and by position.
-        window: tokens held besides; ``None`` where all are.
-        tokens: of a text.
+    ``whole`` says what stays in full precision, and ``positions`` where; ``window`` tokens are held besides, of all ``None``.
     """
 
     quantized: str
@@ -129,13 +122,7 @@ class QuantizedEntry:
 class Comparison:
     """``summary.json`` of ``sinklab cache``, and the entry ``cache`` of that of an audit.
 
-    Attributes:
-        scored_from: position of the first token that is scored.
-        positions: first token and end of every point of the curves.
-        sinks_needed: ``yes``, ``no`` or ``undecided``; ``None`` where it was not asked.
-        better_pinned: label of the policy that keeps other tokens than the first ones, where that is what to use.
-        recommendation: the finding in a sentence.
-        notes: what to know of it.
+    Tokens are scored from ``scored_from`` on; ``positions`` are first token and end of every point of the curves.
     """
 
     summary_version: int
@@ -155,7 +142,6 @@ class Comparison:
     sinks_needed: str | None
     recommended: Size | None
     recommendation: str
-    better_pinned: str | None = None
     notes: list[str] = field(default_factory=list)
     quantized: list[QuantizedEntry] = field(default_factory=list)
 
@@ -221,15 +207,14 @@ def recommended(found: Comparison) -> PolicyEntry | None:
     advised = found.recommended
     if advised is None:
         return None
-    rows = [entry for entry in found.policies if entry.window == advised.window]
-    if found.better_pinned is not None:
-        rows = [entry for entry in rows if entry.label == found.better_pinned]
-    else:
-        # Of one size with both kinds of positions, the recommendation is about the usual one.
-        kinds = ("sink_window",) if advised.num_sinks else ("window", "sink_window")
-        rows = [entry for entry in rows if entry.policy in kinds and entry.num_sinks == advised.num_sinks]
-        rows.sort(key=lambda entry: entry.settings.get("positions") == "original")
-    return rows[0] if rows else None
+    # Of one size with both kinds of positions, the recommendation is about the usual one.
+    kinds = ("sink_window",) if advised.num_sinks else ("window", "sink_window")
+    rows = [
+        entry
+        for entry in found.policies
+        if entry.policy in kinds and (entry.num_sinks, entry.window) == (advised.num_sinks, advised.window)
+    ]
+    return min(rows, key=lambda entry: entry.settings.get("positions") == "original", default=None)
 
 
 def _advice(found: Comparison) -> Iterator[tuple[str, str, str]]:
@@ -237,9 +222,8 @@ def _advice(found: Comparison) -> Iterator[tuple[str, str, str]]:
     use, advised = recommended(found), found.recommended
     if use is None or advised is None:
         return
-    where = "" if advised.pinned is None else f" at {names(list(map(str, advised.pinned)))}"
     scored = f"(tokens {number(found.scored_from)}–{number(found.tokens)})"
-    yield "cache", f"keep {advised.num_sinks} + {advised.window}{where}", f"{use.loss:.3f} nats {scored}"
+    yield "cache", f"keep {advised.num_sinks} + {advised.window}", f"{use.loss:.3f} nats {scored}"
     if use.against_window is not None:
         yield "", "without sinks", interval(-use.against_window, 3)
     elif rivals := [one for one in found.policies if one.num_sinks and one.budget == use.budget and one.against_window]:
@@ -279,7 +263,7 @@ def _curves(found: Comparison) -> dict[str, PolicyEntry]:
     lines = {} if chosen is None else {chosen.label: chosen}
     for kind, title in (("recompute", "window computed anew"), ("window", "window"), ("full", "dense")):
         of_kind = [entry for entry in found.policies if _kind(entry) == kind and entry.budget in (budget, None)]
-        of_kind.sort(key=lambda entry: (entry.settings.get("positions") == "original", entry.settings.get("every", 1)))
+        of_kind.sort(key=lambda entry: entry.settings.get("positions") == "original")
         if of_kind:
             lines[title] = of_kind[0]
     return lines
@@ -354,10 +338,3 @@ def must_stay_whole(entries: list[QuantizedEntry], kind: str) -> str:
         return f"{kind}: no token must stay in full precision; {change}."
     places = f"position{'s' if len(fewest.positions) > 1 else ''} {names(list(map(str, fewest.positions)))}"
     return f"{kind}: keep {places} ({fewest.whole}) in full precision; {change}."
-
-
-def write_page(folder: Path) -> Path:
-    """``folder/report.html`` of a run of ``sinklab cache``, from its ``summary.json`` and ``run.json``."""
-    from sinklab.report.page import write_blocks_page
-
-    return write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks)

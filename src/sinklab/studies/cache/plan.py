@@ -10,19 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.attention.maps import token_text
 from sinklab.corpora.base import PASSAGES_IN_VAIN, Corpus, Encoder, TextCorpus
 from sinklab.corpora.text_file import TextFile
 from sinklab.corpora.text_folder import TextFolder
-from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, calling
+from sinklab.errors import ConfigurationError, InputError, calling
 from sinklab.models.loading import LoadedModel
 from sinklab.models.positions import trained_length
 from sinklab.policies.base import Policy
-from sinklab.policies.sink_window import SinkWindow
-from sinklab.policies.window import Window
 from sinklab.registry import policies as policy_registry
 from sinklab.results.environment import require_memory
-from sinklab.sinks import Sinks, find_sinks
 from sinklab.streaming.limits import most_slots
 from sinklab.studies.cache.found import LeftOut
 
@@ -34,28 +30,25 @@ TEXTS, WORK = 8, 6e11
 """Texts, and parameters times tokens of all texts, that are not exceeded unless asked for: of SmolLM2-135M 4,096 tokens, which
 a core reads in ten seconds."""
 
-AT_EVERY_SIZE = ("window", "sink_window", "recompute", "pinned")
+AT_EVERY_SIZE = ("window", "sink_window", "recompute")
 """Policies that a recommendation rests on."""
 
 _FOREVER = 2**31
 
 
 def checked_names(names: Sequence[str] | None) -> list[str]:
-    """Names, with settings where some were given, without repetition; by default all. What cannot be made is refused."""
+    """Names, with settings where some were given, without repetition; by default all that need none. Others are refused."""
     for name in names or ():
         policy_registry.make(name)
-    return list(dict.fromkeys(names or policy_registry))
+    return list(dict.fromkeys(names or (name for name in policy_registry if name != "pinned")))
 
 
 def checked_budgets(loaded: LoadedModel, windows: Sequence[int] | None, sinks: Sequence[int]) -> list[int]:
     """Tokens that bounded policies hold before the query, ascending.
 
-    By default a quarter and half of the trained length, or half and all of what the narrowest layer sees, where every
-    layer has a sliding window and that is less: what it does not see cannot be kept for it. Of a long context,
-    :data:`HELD`.
-
-    Raises:
-        ConfigurationError: no room for the sinks.
+    By default a quarter and half of the trained length, or of what the narrowest layer sees where that is less: what it
+    does not
+    see cannot be kept for it. Of a long context, :data:`HELD`.
     """
     if not sinks or min(sinks) < 0:
         raise ConfigurationError(f"`sinks` {list(sinks)} must be numbers of tokens, 0 or more")
@@ -94,41 +87,15 @@ def scored_from(loaded: LoadedModel, length: int, held: int) -> int:
 
 
 def plan_policies(
-    loaded: LoadedModel,
-    rows: Tensor,
-    names: Sequence[str],
-    budgets: Sequence[int],
-    sinks: Sequence[int],
-    found: Sinks | None,
-    left_out: list[LeftOut],
-    *,
-    briefly: bool = False,
+    names: Sequence[str], budgets: Sequence[int], sinks: Sequence[int], left_out: list[LeftOut], *, briefly: bool = False
 ) -> Iterator[tuple[Policy, int | None]]:
-    """Policies with their budget, ``None`` for those that hold everything.
-
-    Args:
-        names: as :func:`checked_names` gives them.
-        budgets: tokens held before the query, sinks included.
-        sinks: numbers of first tokens that ``sink_window`` keeps.
-        found: where the sinks are, if that is known; looked for at the beginning of ``rows`` if ``None``.
-        left_out: called with what cannot be built, and why.
-        briefly: take policies other than :data:`AT_EVERY_SIZE` at the largest size only.
-    """
+    """Policies with their budget, ``None`` for those that hold everything."""
     numbers = sorted(set(sinks))
     configured = [spec for spec in names if ":" in spec]
-    for spec in configured:
+    unbounded = [name for name in names if name not in configured and not policy_registry[name].bounded]
+    for spec in (*configured, *unbounded):
         yield from _of_spec(spec, budgets, numbers, left_out)
-    names = [name for name in names if name not in configured]
-    for name in names:
-        if not policy_registry[name].bounded:
-            yield policy_registry[name](), None
-    bounded = [name for name in names if policy_registry[name].bounded]
-    pinned: list[int] = []
-    if "pinned" in bounded:
-        pinned, reason = _positions_to_pin(loaded, rows, found)
-        if reason:
-            left_out.append(LeftOut("pinned", "pinned", reason))
-            bounded.remove("pinned")
+    bounded = [name for name in names if name not in (*configured, *unbounded)]
     # The two ends first: what it would be with the window computed anew, and without anything but a window.
     bounded.sort(key=lambda name: (name != "recompute", name != "window", name != "sink_window", name))
     for budget in budgets:
@@ -138,8 +105,6 @@ def plan_policies(
             specs: list[dict[str, object]] = [{"name": name}]
             if name == "sink_window":  # without sinks it is the policy "window"
                 specs = [{"name": name, "num_sinks": number} for number in numbers if number or "window" not in names]
-            elif name == "pinned":
-                specs = [{"name": name, "pinned": tuple(pinned)}]
             for named in specs:
                 yield from _of_spec(named, [budget], numbers, left_out)
 
@@ -169,28 +134,6 @@ def _of_spec(
         left_out.append(LeftOut(name, name, reason))
 
 
-def _positions_to_pin(loaded: LoadedModel, rows: Tensor, sinks: Sinks | None) -> tuple[list[int], str]:
-    """Positions of the sinks in a text, and why nothing is gained by pinning them; empty where something may be."""
-    try:
-        sinks = sinks_of_texts(loaded, rows) if sinks is None else sinks
-    except UnsupportedModelError as error:  # its attention cannot be seen, which no other policy needs
-        return [], str(error)
-    positions = sinks.positions_in_text
-    if positions != list(range(len(positions))):
-        return positions, ""
-    if positions:
-        return positions, "sinks were found at the first tokens alone, which sink_window keeps just as well"
-    if sinks.main is None:
-        return positions, "no sink was found, so there is nothing to pin"
-    kept = "which every policy keeps" if sinks.positions else "which has no position of its own that could be pinned"
-    return positions, f"the sink is {sinks.main.name}, {kept}"
-
-
-def _usual(numbers: Sequence[int]) -> int:
-    """Of the numbers of first tokens that are compared, the one that other policies take."""
-    return 1 if 1 in numbers else max(numbers, default=0)
-
-
 def _held(policy: Policy) -> int:
     """Tokens before the query that a bounded policy holds."""
     return policy.max_held(_FOREVER) - 1
@@ -201,18 +144,11 @@ def sized_policy(spec: str | Mapping[str, object], budget: int, numbers: Sequenc
 
     That is what the policy makes of a size (:meth:`~sinklab.policies.base.Policy.of_size`), where no more is given than how
     many first tokens it keeps, and otherwise its window. One that leaves neither open has the size that it has.
-
-    Args:
-        numbers: of first tokens that others keep; a policy that makes its settings of a size takes one of them.
-
-    Raises:
-        UnknownNameError: no such policy.
-        ConfigurationError: a setting that it refuses, or no room for a window.
     """
     settings = policy_registry.read(spec)
     policy: Policy = policy_registry.make(settings)
     if policy.bounded and settings.keys() <= {"name", "num_sinks"}:
-        own = policy.of_size(budget, settings.get("num_sinks", _usual(numbers)))
+        own = policy.of_size(budget, settings.get("num_sinks", 1 if 1 in numbers else max(numbers, default=0)))
         if own:
             return policy_registry[policy.name](**own)
     window = getattr(policy, "window", None)
@@ -226,40 +162,16 @@ def sized_policy(spec: str | Mapping[str, object], budget: int, numbers: Sequenc
         ) from error
 
 
-def plain(policy: Policy) -> Policy:
-    """One policy for all ways to write a window without sinks, whose two kinds of positions are the same."""
-    if isinstance(policy, Window) or (isinstance(policy, SinkWindow) and not policy.num_sinks):
-        return Window(window=policy.window)
-    return policy
-
-
 def each_once(plan: Iterable[tuple[Policy, int | None]]) -> list[tuple[Policy, int | None]]:
-    """Policies with their budgets, the first of those that read alike.
-
-    Raises:
-        ConfigurationError: two that do not read alike are called alike.
-    """
-    unique: dict[tuple[Policy, int | None], tuple[Policy, int | None]] = {}
-    named: dict[str, Policy] = {}
-    for policy, budget in plan:
-        if unique.setdefault((plain(policy), budget), (policy, budget))[0] is policy:
-            require_one_name(policy, named.setdefault(label(policy), policy))
-    return list(unique.values())
-
-
-def require_one_name(policy: Policy, first: Policy) -> None:
-    """Refuse a policy that is called as another one is."""
-    if first != policy:
-        raise ConfigurationError(
-            f"two policies are both called {policy.describe()!r}, and what is measured of them could not be told apart: "
-            f"{first} and {policy}. Leave out the second, or measure it by itself"
-        )
-
-
-def sinks_of_texts(loaded: LoadedModel, rows: Tensor) -> Sinks:
-    """Where the sinks of a model are in the first 64 tokens of some texts: at these places a policy would keep them."""
-    read, tokenizer = rows[:, :64].to(loaded.device), loaded.tokenizer
-    return find_sinks(loaded.model, read, decode=lambda token: token_text(tokenizer, token))
+    """Policies with their budgets, each once."""
+    unique, named = list(dict.fromkeys(plan)), dict[str, Policy]()
+    for policy, _ in unique:
+        if (first := named.setdefault(label(policy), policy)) != policy:
+            raise ConfigurationError(
+                f"two policies are both called {policy.describe()!r}, and what is measured of them could not be told apart: "
+                f"{first} and {policy}. Leave out the second, or measure it by itself"
+            )
+    return unique
 
 
 def label(policy: Policy) -> str:
@@ -269,17 +181,10 @@ def label(policy: Policy) -> str:
 
 
 def long_texts(text: Corpus, encoder: Encoder, *, tokens: int, documents: int, seed: int, bos: bool) -> Tensor:
-    """The beginnings of up to ``documents`` texts, int64 ``(documents, tokens)``; no two share a token.
+    """The beginnings of up to ``documents`` texts, int64 ``(documents, tokens)``, BOS included; no two share a token.
 
     Text files are cut into consecutive pieces, taken from the files of a folder in turn; of another corpus with documents those
     of its held-out part are taken, in their order, which have enough tokens; other corpora are drawn from.
-
-    Args:
-        bos: put the beginning-of-sequence token at position 0; a text then gives ``tokens - 1`` of its own.
-
-    Raises:
-        InputError: no text is long enough.
-        ConfigurationError: fewer than 2 tokens or 1 document.
     """
     if tokens < 2 or documents < 1:
         raise ConfigurationError(f"`tokens` must be at least 2 and `documents` at least 1, got {tokens} and {documents}")

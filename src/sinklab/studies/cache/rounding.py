@@ -42,16 +42,12 @@ def require_quantized(model: PreTrainedModel, kinds: Sequence[str]) -> None:
 def quantized_caches(
     loaded: LoadedModel, rows: Tensor, kinds: Sequence[str], budget: int, *, progress: Progress = silent
 ) -> list[QuantizedEntry]:
-    """Loss with a cache of integers less the loss with one in the model's dtype, text by text.
+    """Loss with a cache of integers less the loss with one in the model's dtype, text by text, int64 ``(documents, tokens)``.
 
     All tokens of a text (as many as the model was trained on) are held, so that rounding is all that differs, with nothing,
     the first four tokens, the sinks that are found or the tokens of the largest activations in full precision; and then
     ``budget`` tokens are held besides the sinks, of the whole text. Where layers have a window, both are as many as the
     narrowest one sees besides the pinned tokens. Tokens whose group is not full are never rounded.
-
-    Args:
-        rows: texts, int64 ``(documents, tokens)``.
-        kinds: see :data:`~sinklab.streaming.quantized.BITS`.
     """
     model, most = loaded.model, most_slots(loaded.model)
     short = rows[:, : min(rows.shape[1], trained_length(model) or rows.shape[1], most or rows.shape[1])]

@@ -40,24 +40,12 @@ def find_causes(
 
     Edits one head at a time, or several at once, and measures the loss again. A model of many heads is screened first; then
     heads are measured, most informative first. With an output directory, an interrupted run continues where it was.
-
-    - text-dependent: silencing the head costs loss, and so does replacing its output by that on another text.
-    - constant: silencing it costs loss, replacing its output by that on another text does not.
-    - dormant: sending all of its attention to the sink costs nothing, hiding the sink costs loss.
-    - bias: sending all of its attention to the sink costs nothing, zeroing the sink's value does; its mean does as well.
-    - broadcast: the same, and the mean of the sink over other texts does not do.
-    - unneeded: none of these costs loss.
-    - switch: text-dependent on some domains, at rest on the others.
-    - active, needs-sink: only that silencing it costs is shown; only that hiding its sink does.
-    - slight: of many heads, one of which only is shown that both cost less than an even share of what attention is worth.
-    - undecided, not-run: anything else at the error rate asked for; not measured within the budget.
-
-    Beside the label stands whether the head needs its sink. docs/explain.md has the rules.
+    docs/explain.md says what each label means, and the rule behind it.
 
     Args:
         model: embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.
         heads: Heads to examine, written layer.head from 0 with commas between, or all; 0.0+3.1 edits two at once, after each
-            alone, and layers all of each layer.
+            alone, and layers all of each layer. From Python also a list, with pairs of layer and head.
         sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
             zeroed).
         sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.
@@ -68,18 +56,13 @@ def find_causes(
         seq_len: Tokens of a text, BOS included; by default 256, or the trained length if less, and 64 for such a model.
         budget: Time after which no further head is begun, such as 90s, 10m or 1.5h; by default all heads are measured.
         level: Expected share of false labels among those given (Benjamini and Hochberg, over all heads and hypotheses).
-        minimal_effect: Change of the loss, in nats, below which it counts as nothing; auto: a twentieth of what a head, of more
-            than 64 heads a layer, is worth on average, at most 0.01.
-        experiments: Also look where the sink goes when it is hidden, or when its token is taken away, replaced or moved.
-        samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision
-            models and anything that does not read tokens.
+        minimal_effect: Change of the loss, in nats, below which it counts as nothing; auto: a twentieth of what a head, of
+            more than 64 heads a layer, is worth on average, at most 0.01.
+            samples, readout: inputs of your own and what is read off the outputs, instead of ``domains``: for encoders, vision
+            models and anything that does not read tokens; ``model`` may then be any module.
         seed: Seed of texts and controls; the same seed gives the same numbers.
         batch_size: Texts in a forward pass.
         out: Directory for report.html, summary.json, table.parquet and run.json, which appear complete or not at all.
-
-    In Python:
-        ``model`` may be one in memory, and with ``samples`` any module; ``heads`` may be pairs of layer and head, and lists of
-        pairs for groups.
 
     Raises:
         SinklabError: see the errors of loading and corpora. No sink, heads that are not there, an error rate that so few texts
@@ -88,7 +71,6 @@ def find_causes(
     Examples:
         sinklab causes embedded:softmax
         sinklab causes embedded:softmax --heads 2.0,3.1 --texts 64 --out build/causes
-        sinklab causes embedded:softmax --heads 0.0+0.1,layers
         sinklab causes ORG/MODEL --corpus python_source,notes.txt --budget 10m --out build/causes
         sinklab causes ORG/MODEL --sink null --json
     """
@@ -103,8 +85,8 @@ def find_causes(
     from sinklab.results.table import make_table
     from sinklab.sinks.value import require_sinks
     from sinklab.studies.causes import SECTION
+    from sinklab.studies.causes.domains import Texts, default_texts
     from sinklab.studies.causes.measurement import examine, facts_of
-    from sinklab.studies.causes.texts import Texts, default_texts
     from sinklab.studies.measure.probing import uses_bos
 
     if (samples is None) != (readout is None):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Generic, Self
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Generic, Self, SupportsFloat
 
 import numpy as np
 import torch
@@ -14,15 +15,18 @@ from typing_extensions import TypeVar
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.host_arguments import lean_arguments
-from sinklab.attention.intervention import NEAR, HeadIntervention, keys_at, tokens_at
+from sinklab.attention.intervention import NEAR, HeadIntervention, Intervention, keys_at, tokens_at
 from sinklab.attention.operation import repeat_groups
-from sinklab.attention.probe import Watcher
+from sinklab.attention.probe import Probe, Watcher
 from sinklab.attention.session import attend
+from sinklab.errors import ConfigurationError, MeasurementError
 from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.redirect import Redirect
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.zero_head import ZeroHead
 from sinklab.interventions.zero_value import ZeroValue
+from sinklab.results.intervals import Interval, mean_over_items
+from sinklab.results.metric import FRACTION, Metric
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head, Sinks
 from sinklab.studies.causes.readout import Readout
@@ -36,12 +40,7 @@ CLEAN = "the loss of the unedited model"
 
 @dataclasses.dataclass(frozen=True)
 class HeadGroup:
-    """Heads that are edited at once, so that none of them can stand in for another.
-
-    Args:
-        members: one or more, each once.
-        called: ``layer 3``, or the label that all of them have; empty for heads that somebody named.
-    """
+    """Heads that are edited at once; ``called`` is ``layer 3`` and the like, and empty for heads that somebody named."""
 
     members: tuple[Head, ...]
     called: str = ""
@@ -64,12 +63,7 @@ def members_of(edited: Head | HeadGroup) -> tuple[Head, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeadEdit:
-    """Something that is done to one head, or one group of heads, at a time.
-
-    Args:
-        name: unique among the variants of a measurement: ``redirect``, ``hide``.
-        interventions: in order; their ``heads`` are set to the heads in question.
-    """
+    """Interventions on one head or group at a time, whose ``heads`` are set to it; a name that no other variant has."""
 
     name: str
     interventions: tuple[HeadIntervention, ...]
@@ -95,11 +89,7 @@ class HeadEdit:
         return [dataclasses.replace(intervention.of_samples(start, stop), heads=None) for intervention in self.interventions]
 
     def means(self, head: Head | HeadGroup, part: Samples, loss: Tensor) -> np.ndarray:
-        """Its change of the loss ``(samples, seq_len)``, by domain ``(samples, domains)``.
-
-        Raises:
-            MeasurementError: one that is NaN or infinite at a scored position.
-        """
+        """Its change of the loss ``(samples, seq_len)`` by domain, ``(samples, domains)``; refused where that is not finite."""
         return part.by_domain(loss, f"the change of the loss under {self.name!r} on head {head}").cpu().numpy()
 
 
@@ -107,16 +97,9 @@ class HeadEdit:
 class Effects(Generic[Edited]):
     """Changes that interventions make, relative to the unedited model on the same text.
 
-    Attributes:
-        variants: names.
-        heads: in the order of the second axis; or groups of them.
-        domain_names: in the order of the last axis.
-        loss: float64 ``(variants, heads, samples, domains)``: change of the mean loss over the scored positions of a domain;
-            positive where the intervention hurts, NaN where the sample has no such position, and where it was not run.
-        clean_loss: float64 ``(samples, domains)``.
-        unit: of all of these.
-        record: qualified name of an attention module to how its heads were measured; empty for :func:`one_by_one`.
-    """
+    ``loss`` is float64 ``(variants, heads or groups, samples, domains)``: change of the mean loss over the scored positions of
+    a domain, positive where the edit hurts, NaN where a sample has no such position and where it was not run. ``clean_loss``
+    is float64 ``(samples, domains)``; ``record`` says how the heads of each attention module were measured."""
 
     variants: list[str]
     heads: list[Edited]
@@ -142,11 +125,8 @@ def one_by_one(
     batch_size: int = 16,
     progress: Progress = silent,
 ) -> Effects[Edited]:
-    """Run the whole model once for every variant, head and batch; the definition that everything faster is tested against.
-
-    Args:
-        heads: all of them, or some; or groups, whose members are edited at once.
-        batch_size: samples a forward.
+    """Run the whole model once for every variant, head or group, and batch; the definition that everything faster is tested
+    against.
 
     Raises:
         MeasurementError: a loss at a scored position that is NaN or infinite.
@@ -178,11 +158,8 @@ def one_by_one(
 
 
 class _HeadOutputs(Watcher):
-    """Outputs of heads in one run of the unedited model, so that a group of several layers is resampled from them.
-
-    A head of a later layer, in a run in which one of an earlier layer is resampled, says what follows from that; so the other
-    text's own run is what it has to be taken from. Groups of one module have nothing edited before them and need no record.
-    """
+    """Outputs of heads in one run of the unedited model, from which a group of several layers is resampled: in an edited run a
+    later head says what follows from the edit of an earlier one."""
 
     name, needs = "head_outputs_of_groups", frozenset({"head_outputs"})
 
@@ -270,10 +247,8 @@ class _AtSink(Watcher):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class MeanSink(HeadIntervention):
-    """The sink's key and value are replaced by their means over the other texts, for all queries but its own.
-
-    What is left of the sink is an explicit key–value bias: the same for every text. Keys are compared as attention sees them,
-    behind rotary embedding, so the sink must stand at one position in all texts.
+    """The sink's key and value are replaced by their means over the other texts, for all queries but its own: what is left of
+    it is a key–value bias. Keys are those behind rotary embedding, so the sink must stand at one position in all texts.
 
     Args:
         place: the position.
@@ -340,14 +315,9 @@ def _of_others(of_batches: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
 def make_variants(model: nn.Module, sinks: Sinks, samples: Samples, *, batch_size: int = 16) -> list[HeadEdit]:
     """All variants of a measurement, by the names that the rules of labels have.
 
-    - ``zero``: the whole head; ``resample``: its output of the next text of the same domains, where these have different
-      lengths the next longer one of the batch.
-    - with a sink: ``redirect``, all mass to it; ``hide``; ``zero_value``; and ``mean_sink``, its key and value replaced by
-      their means over the other texts, where it stands at one position of all texts and is not the same in all of them.
-
-    Args:
-        model: for the means.
-    """
+    ``zero`` and ``resample`` (the output on the next text of the same domains); with a sink ``redirect`` (all mass to it),
+    ``hide``, ``zero_value``, and ``mean_sink`` where it stands at one position of all texts and is not the same in all of
+    them."""
     variants = [HeadEdit("zero", (ZeroHead(),)), HeadEdit("resample", (ResampleHead(),))]
     place = sinks.place_in(samples.inputs.get("input_ids"), samples.inputs.get("attention_mask"))
     if place is None:
@@ -361,3 +331,95 @@ def make_variants(model: nn.Module, sinks: Sinks, samples: Samples, *, batch_siz
         means = MeanSink.over(model, samples, place, batch_size=batch_size)
         variants += [] if means.is_constant else [HeadEdit("mean_sink", (means,))]
     return variants
+
+
+LOSS_CHANGE = Metric("loss_change", "nats", "Mean over texts of the change of their mean loss under the intervention.")
+SINK_SHARE = Metric(
+    "sink_share",
+    "fraction",
+    "Mean share of a row on the sink, over the queries that see it and do not stand on it; the null mass is part of the whole.",
+    range=FRACTION,
+)
+
+Edits = Callable[[int, int], Sequence[Intervention]]
+"""The interventions for the samples ``start`` to ``stop``."""
+
+
+def no_edits(start: int, stop: int) -> Sequence[Intervention]:
+    """The model as it is."""
+    return ()
+
+
+def of_all(*interventions: HeadIntervention) -> Edits:
+    """Interventions on the heads that they name, with rows by sample cut to the samples of a run."""
+    return lambda start, stop: [intervention.of_samples(start, stop) for intervention in interventions]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One batch: the numbers of its samples, and the losses float64 ``(samples, seq_len)``, NaN where nothing is scored."""
+
+    start: int
+    stop: int
+    losses: Tensor
+    probes: Sequence[Probe]
+
+
+@torch.no_grad()
+def runs(
+    model: nn.Module,
+    samples: Samples,
+    readout: Readout,
+    edits: Edits = no_edits,
+    *,
+    probes: Callable[[int, int], Sequence[Probe]] = lambda start, stop: (),
+    batch_size: int = 16,
+) -> Iterator[Batch]:
+    """Run the model over the samples batch by batch under an edit; ``probes`` makes those of the samples ``start`` to
+    ``stop``.
+
+    Raises:
+        MeasurementError: a loss at a scored position that is NaN or infinite.
+    """
+    for start, part in samples.parts(batch_size):
+        stop, own = start + len(part), list(probes(start, start + len(part)))
+        interventions = edits(start, stop)
+        with attend(model, own, interventions, verify=not interventions):
+            outputs = readout.outputs(model(**lean_arguments(model, part.inputs, logits=True)), part)
+        losses = readout.loss(outputs, part).double().cpu()
+        del outputs  # logits of a large vocabulary, beside which the next ones would be made
+        edited = " and ".join(repr(intervention.name) for intervention in interventions)
+        part.require_finite(losses, f"the loss under {edited}" if edited else CLEAN)
+        yield Batch(start, stop, losses.masked_fill(part.domains.cpu() < 0, math.nan), own)
+
+
+def text_losses(
+    model: nn.Module, samples: Samples, readout: Readout, edits: Edits = no_edits, *, batch_size: int = 16
+) -> np.ndarray:
+    """Mean loss over the scored positions of each text, of all domains together: float64 ``(samples,)``."""
+    return np.concatenate(
+        [run.losses.nanmean(1).numpy() for run in runs(model, samples, readout, edits, batch_size=batch_size)]
+    )
+
+
+def change(edited: np.ndarray, clean: np.ndarray, what: str) -> Interval:
+    """Mean over texts of a paired difference ``(samples,)``, with its interval; texts without scored positions are left out.
+
+    Raises:
+        ConfigurationError: fewer than two texts.
+        MeasurementError: an infinite difference.
+    """
+    differences = np.asarray(edited, dtype=np.float64) - np.asarray(clean, dtype=np.float64)
+    differences = differences[~np.isnan(differences)]
+    if len(differences) < 2:
+        raise ConfigurationError(f"{what}: an interval over texts needs two texts or more with a loss, got {len(differences)}")
+    if not np.isfinite(differences).all():
+        infinite = int(np.isinf(differences).sum())
+        raise MeasurementError(f"{what}: {infinite} of {len(differences)} texts change by infinity; run the model in float32")
+    return mean_over_items(differences)
+
+
+def number(value: SupportsFloat) -> float | None:
+    """A Python number for JSON, or ``None`` for what is not one."""
+    converted = float(value)
+    return converted if math.isfinite(converted) else None

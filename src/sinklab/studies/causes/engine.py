@@ -1,12 +1,9 @@
 """The engine: effects of many variants on many heads, equal to those of ``effects.one_by_one`` and much faster.
 
-The unedited model runs once a batch; what a variant does to the heads of a module follows from the recorded attention call, all
-heads at once; and of the model only what lies behind the edited module runs again, for several variants and heads at a time
-(``replay.py``). Where the readout is a cross-entropy of tokens, logits are never held (``readout.py``).
-
-Every module is tried first, on two samples: a replay without edits must give the outputs of the model, and one with an edit
-those of the edited model. A module that fails goes one head at a time, and :attr:`Effects.record` says why. Where a module runs
-several times in one forward of the model (ALBERT), all that is said of modules here is said of each of its runs.
+The unedited model runs once a batch; what a variant does to the heads of a module follows from the recorded attention call,
+and of the model only what lies behind the module runs again, several edits at a time (``replay.py``). Every module is tried
+first on two samples: replays must give the outputs of the model, unedited and edited. One that fails goes one head at a time,
+and :attr:`Effects.record` says why. Of a module that runs several times in one forward (ALBERT), each run counts as a module.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall
 from sinklab.attention.editing import Editing, edited_outputs, of_heads
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.session import attend
 from sinklab.errors import MeasurementError
@@ -78,11 +76,7 @@ def multiplies_coarsely(model: nn.Module) -> bool:
 
 
 def all_heads_edited(call: AttentionCall, edits: Sequence[HeadIntervention]) -> Tensor:
-    """Outputs of every head of a call when it alone is edited: ``(batch, q_len, num_heads, value_dim)``, float32 or wider.
-
-    Args:
-        edits: of whatever heads the call has.
-    """
+    """Outputs of every head of a call when it alone is edited: ``(batch, q_len, num_heads, value_dim)``, float32 or wider."""
     assert call.head_outputs is not None
     active = [edit for edit in edits if not edit.changes_nothing]
     return edited_outputs(call, active)[1].transpose(1, 2) if active else call.head_outputs
@@ -98,9 +92,7 @@ class _Batch:
 
 
 class Engine:
-    """Effects on heads, and on groups of heads, of one model on the same samples.
-
-    No other code may run the model while it measures: some of its modules have another ``forward``.
+    """Effects on heads, and on groups of heads, of one model on the same samples; no other code may run the model meanwhile.
 
     Args:
         batch_size: samples of the unedited run; edits are stacked on top of it as far as there is room.
@@ -131,9 +123,6 @@ class Engine:
         Args:
             chosen: names of variants; ``None`` for all. Effects of the others are NaN.
             progress: called with ``"effects"``, how many of variants × heads × batches are done, and their number.
-
-        Returns:
-            Effects whose ``record`` says for every attention module that it was replayed, or why not.
 
         Raises:
             ConfigurationError: a layer or head that the model has not.
@@ -239,8 +228,8 @@ class Engine:
         return self.record[module] in (REPLAYED, COARSELY)
 
     def _coarsely(self, recording: Recording, expected: Tensor, module: str, head: int, numbers: Sequence[int]) -> str:
-        """How a module is replayed: with changes in bfloat16, unless these differ from the model by more than the share of
-        the change that rounding explains; then exactly, as all that is asked for later."""
+        """Whether a module is replayed with changes in bfloat16; if that errs by more than rounding, all is exact from here
+        on."""
         edits, exact = self._edits_of_trial(recording, module, head, numbers), self.replay
         exactly = self._outputs(exact.run(recording, module, edits[1:]), recording)
         exact.coarse = True
@@ -256,8 +245,8 @@ class Engine:
         return REPLAYED
 
     def _without_logits(self, recording: Recording, expected: Tensor) -> Replay | None:
-        """A replay that leaves the vocabulary projection out, if the readout can do without logits and that linear map is
-        proved to be all that stands between the hidden states and what the readout reads."""
+        """A replay without the vocabulary projection, if the readout can do without logits and that is proved to be all behind
+        it."""
         projection = getattr(self.model, "get_output_embeddings", lambda: None)()
         overridden = type(self.readout).compare_hidden is not Readout.compare_hidden
         if not overridden or type(projection) is not nn.Linear or "labels" in recording.part.inputs:
@@ -278,24 +267,19 @@ class Engine:
         variant, edits = self._variant_of_trial(numbers, stop), self._edits_of_trial(recording, module, head, numbers)
         site_head = Head(call.site.layer, head, module)
         with attend(self.model, interventions=variant.on(site_head, 0, stop), verify=False):
-            expected_outputs = self._outputs(self.model(**recording.part.inputs), recording)
-        weight, reason = replay.linear_map(recording, module), None
-        for way in [weight, None] if weight is not None else [None]:
-            replay.maps.pop(module, None)
-            if way is not None:
-                replay.maps[module] = way
-            try:
-                replayed = self._outputs(replay.run(recording, module, edits), recording)
-            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MeasurementError) as error:
-                reason = f"the model does not run with layers left out: {type(error).__name__}: {error}"
-                continue
-            pairs = zip(replayed.split(len(expected)), (expected, expected_outputs), strict=True)
-            plain, edited = (_error(own, other, replay.logit_map()) for own, other in pairs)
-            if max(plain, edited) <= ROUNDING:
-                return None
-            which = "without an edit" if plain > ROUNDING else f"under {variant.name!r}"
-            reason = f"a replay {which} is {max(plain, edited):.2g} units in the last place off the model, more than {ROUNDING}"
-        return reason
+            expected_outputs = self._outputs(
+                self.model(**lean_arguments(self.model, recording.part.inputs, logits=True)), recording
+            )
+        try:
+            replayed = self._outputs(replay.run(recording, module, edits), recording)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, MeasurementError) as error:
+            return f"the model does not run with layers left out: {type(error).__name__}: {error}"
+        pairs = zip(replayed.split(len(expected)), (expected, expected_outputs), strict=True)
+        plain, edited = (_error(own, other, replay.logit_map()) for own, other in pairs)
+        if max(plain, edited) <= ROUNDING:
+            return None
+        which = "without an edit" if plain > ROUNDING else f"under {variant.name!r}"
+        return f"a replay {which} is {max(plain, edited):.2g} units in the last place off the model, more than {ROUNDING}"
 
     def _variant_of_trial(self, numbers: Sequence[int], stop: int) -> HeadEdit:
         """The first that changes something."""
@@ -311,16 +295,9 @@ class Engine:
 
     # --- the work ----------------------------------------------------------------------------------------------------------
 
-    def forget(self) -> None:
-        """Drop the recordings, which are made again when they are needed."""
-        for batch in self._batches.values():
-            batch.recording = None
-
     def _recorded(self, start: int, part: Samples, module: str) -> tuple[_Batch, Recording]:
         """The unedited model on a batch, with the call of a module: kept if there is room, or run again whenever asked for.
-
-        Batches are asked for in turns, so those that are kept stay: dropped for others, none would be there in its turn.
-        """
+        Batches are asked for in turns, so those that are kept stay."""
         batch = self._batches.get(start)
         if batch is not None and batch.recording is not None:
             if module in batch.recording.calls:
@@ -379,11 +356,8 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _error(found: Tensor, expected: Tensor, logits: LogitMap | None = None) -> float:
-    """Root mean square difference over the root mean square of what is expected, in units of the last place.
-
-    Args:
-        logits: what makes the outputs of what was found, a few at a time: all would be the largest tensor of a run.
-    """
+    """Root mean square difference over that of what is expected, in units of the last place; ``logits`` makes the outputs
+    found."""
     if found.shape[:-1] != expected.shape[:-1] or (logits is None and found.shape != expected.shape):
         return float("inf")
     error, size, at_once = 0.0, 0.0, tokens_at_once(expected)

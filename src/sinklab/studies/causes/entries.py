@@ -10,34 +10,24 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.intervals import Interval, means_over_items
-from sinklab.results.metric import VALUE_RATIO, Metric, Row
-from sinklab.sinks import Head, Sinks, weigh_sinks
-from sinklab.studies.causes.effects import Effects, HeadGroup
-from sinklab.studies.causes.experiment import LOSS_CHANGE, SINK_SHARE, number
-from sinklab.studies.causes.found import ExaminedGroup, ExaminedHead, FoundSink, ScreenCheck, SharedKeys
+from sinklab.results.metric import VALUE_RATIO, Row
+from sinklab.sinks import Head, Sinks
+from sinklab.studies.causes.effects import LOSS_CHANGE, SINK_SHARE, Effects, HeadGroup, number
+from sinklab.studies.causes.found import ExaminedGroup, ExaminedHead, FoundSink, SharedKeys
 from sinklab.studies.causes.labels import HeadLabel
 from sinklab.studies.causes.request import ChosenHeads, Pair
-from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.screen import Screened
 
 PROBE = "causes"
 SINKS, OTHERS = ", sinks", ", others"
 """How the names of the groups of a layer end."""
-ESTIMATE = Metric(
-    "loss_change_estimate", "nats", "What the screen expects of the change of the loss under the intervention, to second order."
-)
 
 
 # --- which heads ------------------------------------------------------------------------------------------------------------
 
 
 def chosen_heads(chosen: ChosenHeads, heads: Sequence[Head]) -> tuple[list[Head], list[HeadGroup]]:
-    """The heads of a model that are to be examined by themselves, and the groups.
-
-    Raises:
-        ConfigurationError: a head that the model has not.
-    """
+    """The heads of a model that are to be examined by themselves, and the groups; one that the model has not is refused."""
     known = {(head.layer, head.head): head for head in heads}
 
     def of(pairs: Sequence[Pair]) -> list[Head]:
@@ -75,12 +65,8 @@ def kinds_of_layers(heads: Sequence[Head], sinks: Sinks, threshold: float) -> li
 # --- entries ----------------------------------------------------------------------------------------------------------------
 
 
-def examined_heads(
-    model: nn.Module, samples: Samples, labels: Sequence[HeadLabel], sinks: Sinks, estimates: Screened | None = None, *,
-    batch_size: int,
-) -> list[ExaminedHead]:  # fmt: skip
-    """An entry for every head that has a label; what it gives to the sink is measured on each domain alone."""
-    own_sinks = _sinks_by_domain(model, samples, sinks, batch_size)
+def examined_heads(labels: Sequence[HeadLabel], sinks: Sinks, estimates: Screened | None = None) -> list[ExaminedHead]:
+    """An entry for every head that has a label."""
     estimated = {} if estimates is None else estimates.means()
     found = []
     for label in labels:
@@ -90,37 +76,10 @@ def examined_heads(
                 layer=head.layer, head=head.head, module=head.module, label=label.label, domains=label.domains,
                 needs_sink=label.needs_sink, undecided=label.undecided, effects=label.effects,
                 sink_weight=number(sinks.weights[index]), value_ratio=number(sinks.value_ratio[index]),
-                sink_weights={name: number(own.weights[index]) for name, own in own_sinks.items()},
-                value_ratios={name: number(own.value_ratio[index]) for name, own in own_sinks.items()},
                 estimates=estimated.get(str(head), {}),
             )
         )  # fmt: skip
     return found
-
-
-def screen_check(estimates: Screened | None, effects: Effects) -> dict[str, ScreenCheck] | None:
-    """How the screen's estimates compare with exact effects on the heads that have both, by edit, means over all texts."""
-    if estimates is None:
-        return None
-    import scipy.stats
-
-    checks = {}
-    there = np.isfinite(effects.loss)
-    exact = np.where(there.any(3), np.where(there, effects.loss, 0.0).sum(3) / np.maximum(there.sum(3), 1), np.nan)
-    for name in estimates.variants:
-        if name not in effects.variants:
-            continue
-        rows = exact[effects.variants.index(name)]
-        measured = np.isfinite(rows).any(1)
-        found = np.array([np.nanmean(row) if there else np.nan for row, there in zip(rows, measured, strict=True)])
-        expected = estimates.loss[estimates.variants.index(name)].mean(1)
-        both = np.isfinite(found) & np.isfinite(expected)
-        found, expected = found[both], expected[both]
-        varies = len(found) > 2 and bool(np.ptp(found)) and bool(np.ptp(expected))
-        rank = number(scipy.stats.spearmanr(found, expected).statistic) if varies else None
-        error = number(np.sqrt(np.square(found - expected).mean())) if len(found) else None
-        checks[name] = ScreenCheck(len(found), rank, error, number(np.sqrt(np.square(found).mean())) if len(found) else None)
-    return checks
 
 
 def of_a_key(model: nn.Module, sinks: Sinks, threshold: float) -> SharedKeys | None:
@@ -137,29 +96,18 @@ def of_a_key(model: nn.Module, sinks: Sinks, threshold: float) -> SharedKeys | N
     return SharedKeys(heads // keys, len(groups), of_all, len(groups) - of_all - none, none)
 
 
-def examined_groups(
-    labels: Sequence[HeadLabel[HeadGroup]], effects: Effects[HeadGroup], alone: Sequence[ExaminedHead], of_heads: Effects
-) -> list[ExaminedGroup]:
-    """An entry for every group that has a label.
-
-    Args:
-        effects: of the groups.
-        alone: the entries of all of their members.
-        of_heads: effects on these, on the same texts.
-    """
+def examined_groups(labels: Sequence[HeadLabel[HeadGroup]], alone: Sequence[ExaminedHead]) -> list[ExaminedGroup]:
+    """An entry for every group that has a label, from those of all of its members."""
     entries = {(head.layer, head.head): head for head in alone}
     found = []
-    for row, label in enumerate(labels):
+    for label in labels:
         own = [entries[head.layer, head.head] for head in label.head.members]
         found.append(
             ExaminedGroup(
                 name=str(label.head), called=label.head.called, members=list(map(str, label.head.members)), label=label.label,
                 domains=label.domains, needs_sink=label.needs_sink, undecided=label.undecided, effects=label.effects,
                 sink_weight=_mean([head.sink_weight for head in own]), value_ratio=_mean([head.value_ratio for head in own]),
-                sink_weights={name: _mean([head.sink_weights[name] for head in own]) for name in effects.domain_names},
-                value_ratios={name: _mean([head.value_ratios[name] for head in own]) for name in effects.domain_names},
                 alone=dict(Counter(head.label for head in own)),
-                beyond_alone=_beyond_alone(effects, row, of_heads),
             )
         )  # fmt: skip
     return found
@@ -175,36 +123,6 @@ def found_sink(sinks: Sinks) -> FoundSink:
         secondary=sinks.secondary,
         heads={str(head): {"weight": number(weight), "value_ratio": number(ratio)} for head, weight, ratio in heads},
     )
-
-
-def _sinks_by_domain(model: nn.Module, samples: Samples, sinks: Sinks, batch_size: int) -> dict[str, Sinks]:
-    """What every head gives to the main sink on the texts of each domain alone."""
-    if sinks.main is None or len(samples.domain_names) == 1:
-        return dict.fromkeys(samples.domain_names, sinks)
-    own = {}
-    for name, rows in zip(samples.domain_names, samples.has.T, strict=True):
-        inputs = {key: tensor[rows.to(tensor.device)] for key, tensor in samples.inputs.items()}
-        own[name] = weigh_sinks(model, inputs, sinks, batch_size=batch_size)
-    return own
-
-
-def _beyond_alone(effects: Effects[HeadGroup], row: int, of_heads: Effects) -> dict[str, dict[str, Interval]]:
-    """By edit and domain, what the group costs on a text less the sum of what its members cost there, mean with its interval,
-    where all of them were measured.
-
-    Above 0 they stand in for each other; below 0 they do the same work one after the other.
-    """
-    members = [of_heads.heads.index(head) for head in effects.heads[row].members]
-    beyond: dict[str, dict[str, Interval]] = {}
-    for variant in effects.variants:
-        more = (effects.of(variant)[row] - of_heads.of(variant)[members].sum(0)).T
-        of_domains = {
-            domain: means_over_items(values[np.isfinite(values)][None])[0]
-            for domain, values in zip(effects.domain_names, more, strict=True)
-            if np.isfinite(values).sum() > 1
-        }
-        beyond |= {variant: of_domains} if of_domains else {}
-    return beyond
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -226,16 +144,6 @@ def effect_rows(effects: Effects) -> Iterator[Row]:
             "module": head.module, "layer": head.layer, "head": head.head, "corpus": effects.domain_names[domain],
             "value": float(means[variant, index, domain]), "count": int(counts[variant, index, domain]),
         }  # fmt: skip
-
-
-def estimate_rows(heads: Sequence[ExaminedHead], unit: str) -> Iterator[Row]:
-    """What the screen expects of every head and edit."""
-    for head in heads:
-        for name, value in head.estimates.items():
-            yield {
-                "probe": "causes_screen", "metric": ESTIMATE.of(unit), "intervention": name, "module": head.module,
-                "layer": head.layer, "head": head.head, "value": value, "count": 1,
-            }  # fmt: skip
 
 
 def head_rows(heads: Sequence[ExaminedHead]) -> Iterator[Row]:

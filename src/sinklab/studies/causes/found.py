@@ -28,15 +28,10 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True)
 class Undecided:
-    """Why a head has no label in a domain: the nearest one, and its claims that are not shown (none where two labels are).
-
-    ``texts`` of the domain, those measured among them, decide for it with a chance of
-    :data:`~sinklab.results.intervals.CHANCE`; ``None`` if no number does, or none can be foretold.
-    """
+    """Why a head has no label in a domain: the nearest one, and its claims that are not shown (none where two labels are)."""
 
     nearest: str
     not_shown: list[str]
-    texts: int | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +48,6 @@ class Labelled:
     undecided: dict[str, Undecided]
     sink_weight: Number
     value_ratio: Number
-    sink_weights: dict[str, Number]
-    value_ratios: dict[str, Number]
     effects: dict[str, dict[str, Effect]]
 
 
@@ -72,15 +65,13 @@ class ExaminedHead(Labelled):
 class ExaminedGroup(Labelled):
     """Heads that were edited at once; numbers of the sink are means over its members.
 
-    ``called`` is the layer of a group that was not named by its heads. ``alone`` counts the labels of its members,
-    and ``beyond_alone`` is, by intervention and domain, what the group costs less what its members cost one by one, summed.
+    ``called`` is the layer of a group that was not named by its heads, and ``alone`` counts the labels of its members.
     """
 
     name: str
     called: str
     members: list[str]
     alone: dict[str, int]
-    beyond_alone: dict[str, dict[str, Interval]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,101 +111,16 @@ class SharedKeys:
     none_sinks: int
 
 
-@dataclasses.dataclass(frozen=True)
-class ScreenCheck:
-    """The screen beside exact effects on ``heads`` that have both: rank correlation, root mean square of the error and of the
-    effects, of means over texts."""
-
-    heads: int
-    rank: Number
-    error: Number
-    size: Number
-
-
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """Why this cannot be had of this model or these texts."""
-
-    refused: str
-
-
-# --- where the sink goes ----------------------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Strong:
-    """A key position, and the head that gives it most.
-
-    ``weight`` is a mean share of a row, over texts and the queries that see the key and are not it; ``token`` the most frequent
-    id at the position.
-    """
-
-    weight: float
-    head: str
-    token: int | None
-    position: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Condition:
-    """What was changed, and where the attention went.
-
-    Attributes:
-        name: ``as it is``; ``hidden``, the sink hidden from all heads; ``removed``, the first token taken away;
-            ``duplicated``, the first token twice; ``replaced``, a random token in its stead; ``moved``, the first token at a
-            later position, those before it one earlier; ``random prefix``, random tokens in front.
-        first_token_at: where the first token of the texts now stands; ``None`` if nowhere.
-        at_place, at_first_token: by head, mean share on the place that the sink has in the texts as they are, and on the first
-            token, where it now stands; ``None`` where no query sees it.
-        strongest: positions by the head that gives them most.
-        loss: change over texts, on the ``scored`` targets that both conditions have; ``None`` for the texts as they are.
-    """
-
-    name: str
-    first_token_at: int | None
-    at_place: list[Number]
-    at_first_token: list[Number]
-    strongest: list[Strong]
-    loss: Interval | None
-    scored: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Location:
-    """Where the sink goes when it is hidden or its token moved; the texts as they are first.
-
-    Attributes:
-        head: the one that gives the sink most; ``heads`` are in the order of all shares.
-        left_out: conditions that these samples cannot have, and why.
-        secondary: further positions with the threshold or more, as the texts are.
-        follows: what the sink of ``head`` went with when the first token was moved, half of its share or more: ``token``,
-            ``position``, ``both``, ``neither``; ``None`` where it has no sink at position 0, or nothing moved.
-    """
-
-    place: int | str | list[int]
-    head: str
-    heads: list[str]
-    conditions: dict[str, Condition]
-    left_out: dict[str, str]
-    secondary: list[int]
-    threshold: float
-    texts: int
-    unit: str
-    follows: str | None
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Causes:
     """``summary.json`` of ``sinklab causes``, and the entry ``causes`` of that of an audit.
 
     Attributes:
-        texts: of all domains together; ``texts_needed`` of each would decide half of what is undecided for want of texts.
+        texts: of all domains together.
         mirrored: by domain, heads that would look text-dependent if gains were costs.
         notes: what a reader has to know beside the labels: a loss above that of a guess, texts longer than in training.
         budget: seconds; ``None`` without one.
-        screened: edit to how the screen compares with exact effects; ``None`` where nothing was screened.
         of_a_key: of models with grouped queries.
-        location: where the sink goes; ``None`` where it was not asked for.
     """
 
     heads: list[ExaminedHead]
@@ -223,7 +129,6 @@ class Causes:
     sink: FoundSink
     of_a_key: SharedKeys | None
     texts: int
-    texts_needed: int | None
     mirrored: dict[str, int]
     domains: list[str]
     loss_of: str | None
@@ -233,7 +138,5 @@ class Causes:
     minimal_effect: float
     minimal_effect_from: MinimalEffect
     budget: float | None
-    screened: dict[str, ScreenCheck] | None
     variants: list[str]
     notes: list[str]
-    location: Location | Refused | None

@@ -10,9 +10,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from sinklab.attention.host_arguments import lean_arguments
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.losses import LossKind, cross_entropies, loss_kind, tokens_at_once
+from sinklab.models.losses import LossKind, cross_entropies, loss_kind
 from sinklab.studies.causes.samples import Samples
 
 TILE = 2**19
@@ -78,13 +77,8 @@ class TokenChanges:
     """Cross-entropies of given targets, and what edits change about them, from hidden states.
 
     Args:
-        logits: the map.
-        hidden: what entered it in the unedited model, ``(samples, seq_len, width)``.
-        targets: int64 ``(samples, seq_len)``; anything where nothing is scored.
-        scored: boolean ``(samples, seq_len)``; elsewhere results are 0.
-
-    Attributes:
-        clean_loss: ``(samples, seq_len)``, float32 or wider.
+        hidden: what entered the map ``logits`` in the unedited model, ``(samples, seq_len, width)``.
+        targets: int64 ``(samples, seq_len)``; anything where nothing is ``scored`` (boolean), where results are 0.
     """
 
     def __init__(self, logits: LogitMap, hidden: Tensor, targets: Tensor, scored: Tensor) -> None:
@@ -162,10 +156,8 @@ class Readout(abc.ABC):
 
     def drawn(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """A score ``(samples, seq_len)`` whose gradient, along a small change, has half its mean square as the distance that
-        the change makes: KL(unedited ‖ changed), or the mean squared difference.
-
-        By default the log-likelihood of a class that is drawn from the outputs, which are logits (Fisher's information).
-        """
+        the change makes, KL(unedited ‖ changed): the log-likelihood of a class that is drawn from the outputs, which are
+        logits."""
         logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32)).log_softmax(-1)
         noise = torch.rand(logits.shape, generator=generator).clamp_min_(1e-20).log_().neg_().log_().neg_().to(logits)
         return logits.gather(-1, (logits.detach() + noise).argmax(-1, keepdim=True))[..., 0]
@@ -213,31 +205,24 @@ class _Tokens(Readout):
 
 
 class NextToken(_Tokens):
-    """Cross-entropy of the next token, in nats.
-
-    Outputs are ``logits`` ``(samples, seq_len, vocab_size)``, targets the tokens ``(samples, seq_len)`` themselves.
-    """
+    """Cross-entropy of the next token, in nats; targets are the tokens ``(samples, seq_len)`` themselves."""
 
     def targets(self, samples: Samples) -> Tensor:
         return _given(self, samples, "the tokens themselves").roll(-1, dims=1)
 
 
 class MaskedToken(_Tokens):
-    """Cross-entropy of the token at the very position, for models that fill gaps, in nats.
-
-    Outputs are ``logits`` ``(samples, seq_len, vocab_size)``, targets the original tokens ``(samples, seq_len)``; positions
-    that are not masked have no domain (:func:`~sinklab.studies.causes.samples.masked_samples`).
-    """
+    """Cross-entropy of the token at the very position, for models that fill gaps, in nats. Targets are the original tokens
+    ``(samples, seq_len)``; positions that are not masked have no domain
+    (:func:`~sinklab.studies.causes.samples.masked_samples`)."""
 
     def targets(self, samples: Samples) -> Tensor:
         return _given(self, samples, "the tokens before they were masked")
 
 
 class ClassLogits(Readout):
-    """Cross-entropy of one class a sample, in nats; losses are ``(samples, 1)``.
-
-    Outputs are ``logits`` ``(samples, classes)``, targets the classes, int64 ``(samples,)``.
-    """
+    """Cross-entropy of one class a sample, in nats; losses are ``(samples, 1)``, logits ``(samples, classes)``, targets int64
+    ``(samples,)``."""
 
     def outputs(self, outputs: object, samples: Samples) -> Tensor:
         logits = getattr(outputs, "logits", None)
@@ -253,52 +238,7 @@ class ClassLogits(Readout):
         return super().drawn(outputs, generator)[:, None]
 
 
-class OutputDivergence(Readout):
-    """KL(reference ‖ outputs) in nats, for models without targets: a change of the loss is what an edit does, good or bad.
-
-    Outputs are ``logits`` ``(samples, seq_len, classes)`` or ``(samples, classes)``; targets are reference logits of the same
-    shape: :meth:`referred` takes those of the unedited model, whose own loss is then 0.
-    """
-
-    def outputs(self, outputs: object, samples: Samples) -> Tensor:
-        logits = getattr(outputs, "logits", None)
-        logits = logits[:, None] if isinstance(logits, Tensor) and logits.ndim == 2 else logits
-        fits = isinstance(logits, Tensor) and logits.ndim == 3 and logits.shape[1] == samples.domains.shape[1]
-        return _required(logits, fits, "a divergence needs logits with a row for each position", samples)
-
-    def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
-        reference = _given(self, samples, "reference logits (OutputDivergence().referred(model, samples) makes them)")
-        return _kullback_leibler(reference.to(outputs.device).reshape(outputs.shape), outputs)
-
-    @torch.no_grad()
-    def referred(self, model: nn.Module, samples: Samples, *, batch_size: int = 16) -> Samples:
-        """The samples with the outputs of the unedited model as their targets."""
-        parts = [
-            self.outputs(model(**lean_arguments(model, part.inputs, logits=True)), part)
-            for _, part in samples.parts(batch_size)
-        ]
-        return Samples(samples.inputs, samples.domains, torch.cat(parts), samples.domain_names)
-
-
-class SquaredError(Readout):
-    """Mean squared error of vectors ``(samples, seq_len, width)``."""
-
-    unit = "squared units"
-
-    def outputs(self, outputs: object, samples: Samples) -> Tensor:
-        states = outputs[0] if isinstance(outputs, (tuple, list)) else getattr(outputs, "last_hidden_state", outputs)
-        fits = isinstance(states, Tensor) and states.ndim == 3 and states.shape[1] == samples.domains.shape[1]
-        return _required(states, fits, "a squared error needs a tensor (samples, seq_len, width)", samples)
-
-    def loss(self, outputs: Tensor, samples: Samples) -> Tensor:
-        return (outputs - _given(self, samples, "vectors").to(outputs)).square().mean(-1)
-
-    def drawn(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
-        noise = torch.randn(outputs.shape, generator=generator).to(outputs)
-        return (outputs * noise).sum(-1) * (2 / outputs.shape[-1]) ** 0.5
-
-
-READOUTS: tuple[type[Readout], ...] = (NextToken, MaskedToken, ClassLogits, OutputDivergence, SquaredError)
+READOUTS: tuple[type[Readout], ...] = (NextToken, MaskedToken, ClassLogits)
 """Those of the library, which hold nothing: what is measured by one depends on its class alone."""
 
 
@@ -320,7 +260,7 @@ def readout_for(model: nn.Module) -> Readout:
         )
     raise UnsupportedModelError(
         f"no loss is known for a {name}; the tasks known are next token, masked token, target token and classification. "
-        "Load the model with its head, or give a readout: OutputDivergence for logits without targets, SquaredError for vectors"
+        "Load the model with its head, or give a readout of your own"
     )
 
 
@@ -337,18 +277,3 @@ def _given(readout: Readout, samples: Samples, what: str) -> Tensor:
     if samples.targets is None:
         raise ConfigurationError(f"{type(readout).__name__} needs targets, and the samples have none; give {what}")
     return samples.targets
-
-
-def _kullback_leibler(outputs: Tensor, reference: Tensor) -> Tensor:
-    # A few rows at a time: this makes five copies of its logits, of which each would be the largest tensor there is.
-    at_once = tokens_at_once(outputs)
-    rows = zip(outputs.flatten(0, -2).split(at_once), reference.flatten(0, -2).split(at_once), strict=True)
-    return torch.cat([_of_rows(*pair) for pair in rows]).view(outputs.shape[:-1])
-
-
-def _of_rows(outputs: Tensor, reference: Tensor) -> Tensor:
-    left, right = (
-        logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1) for logits in (outputs, reference)
-    )
-    # A class that the model rules out (a logit of minus infinity) has probability 0 and adds 0, as 0 · ln 0 does.
-    return (left.exp() * (left - right)).masked_fill(left.isneginf(), 0.0).sum(-1)

@@ -1,13 +1,9 @@
 """Replay: run the rest of a model behind one attention module, many edits of that module at a time.
 
-An edit of one attention module leaves all layers before it as they were, and the model behind it is a function of the layer's
-input and of the module's head outputs. So the unedited model runs once and is recorded: what every layer gives back, and the
-attention calls. Then, for a stack of edits, inputs are repeated once an edit, every layer that had ended before the module
-began gives back its record, and the rest runs as it is. So it is in a module that runs several times: it gives back the records
-of its earlier runs and runs again in the later ones. The edit itself enters in one of two ways: where the output of the
-module is a linear map of its heads, the module gives back its record and the projected change; else the attention function
-gives back the edited head outputs, and gates, norms and projections behind it are the model's own code.
-"""
+The unedited model runs once and is recorded: what every layer gives back, and the attention calls. For a stack of edits,
+inputs are repeated once an edit, every layer that had ended before the module began gives back its record, and the rest runs
+as it is; a module that runs several times gives back the records of its earlier runs. In the run of the edit the attention
+function gives back the edited head outputs; gates, norms and projections behind it are the model's own code."""
 
 from __future__ import annotations
 
@@ -41,17 +37,13 @@ HeadsEdit: TypeAlias = tuple[Sequence[int], Tensor]
 class Recording:
     """One run of the unedited model; where logits are not formed, ``outputs`` have the hidden states in their place.
 
-    Attributes:
-        calls: the calls of those runs of attention modules that were asked for and had room; ``left`` names the others.
-        sites: name to site, for all seen; ``times``: how often a run called the attention function.
-        course: what came before what, and what was given back.
-        linears: input and output of linear maps, of a replay that multiplies changes alone.
-    """
+    ``calls`` are of the runs of attention modules that were asked for and had room, ``sites`` of all seen, and ``times`` says
+    how often a run called the attention function. ``linears`` has input and output of linear maps, where changes alone are
+    multiplied."""
 
     part: Samples
     outputs: object
     calls: dict[str, AttentionCall]
-    left: list[str]
     sites: dict[str, Site]
     times: Counter[str]
     course: Course
@@ -62,7 +54,7 @@ class Recording:
     def size(self) -> int:
         """Bytes of the calls that are kept, and of what layers and linear maps gave back."""
         kept = [getattr(call, field.name) for call in self.calls.values() for field in dataclasses.fields(call)]
-        kept += [list(self.course.layers.values()), list(self.course.given.values()), list(self.linears.values())]
+        kept += [list(self.course.layers.values()), list(self.linears.values())]
         storages = [tensor.untyped_storage() for tensor in _tensors_of(kept)]  # several maps may have one input
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -71,8 +63,7 @@ class Recording:
         self._repeated.clear()
 
     def before(self, name: str, edits: int) -> dict[str, list[object]]:
-        """What the layers that had ended when a run of an attention module began gave back, once an edit; by module, in the
-        order in which a replay asks for them."""
+        """What layers that had ended when a run of an attention module began gave back, once an edit; by module, in order."""
         given: dict[str, list[object]] = {}
         for module, layer in self.course.before[name]:
             if (layer, edits) not in self._repeated:  # made once, as many stacks begin with the same layers
@@ -82,23 +73,14 @@ class Recording:
 
 
 class Course:
-    """The order in which layers and attention modules run in one forward, and what they give back.
+    """The order in which layers and attention modules (``modules``) run in one forward, and what layers give back.
 
-    In a replay a layer that had ended gives back its record, and nothing inside it runs. So of what came before a run only that
-    counts which stands in no layer that had ended by then: these layers give back, and these attention modules run again.
-
-    Args:
-        modules: attention modules that are followed; of an output that is a tuple the first member alone is kept.
-
-    Attributes:
-        layers, given: runs of layers, and of attention modules, to what they gave back.
-        before: run of an attention module to the layers that had ended, module and run, in order.
-        turn: run of an attention module to its number among those of its module that run in a replay.
-    """
+    In a replay a layer that had ended gives back its record, and nothing inside it runs. So ``before`` has, of a run of an
+    attention module, the layers that had ended and stand in no other such layer; ``turn`` its number among the runs of its
+    module in a replay."""
 
     def __init__(self, anatomy: Anatomy, modules: Collection[str]) -> None:
         self.layers: dict[str, object] = {}
-        self.given: dict[str, object] = {}
         self.before: dict[str, list[tuple[str, str]]] = {}
         self.turn: dict[str, int] = {}
         self._anatomy, self._modules = anatomy, modules
@@ -131,9 +113,6 @@ class Course:
     def _end(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[object, ...], output: object) -> None:
             label, began = self._open.pop()
-            if name in self._modules:
-                # Behind the hidden states come weights of attention, of the size of the scores.
-                self.given[label] = (output[0], *(None for _ in output[1:])) if isinstance(output, tuple) else output
             if name in self._anatomy.layers:
                 self.layers[label] = output
                 self._past[began:] = [(name, label)]
@@ -149,7 +128,6 @@ class _Calls(Watcher):
     def __init__(self, wanted: Collection[str] | None, room: float) -> None:
         self._wanted, self._room = wanted, room
         self.calls: dict[str, AttentionCall] = {}
-        self.left: list[str] = []
         self.sites: dict[str, Site] = {}
         self.times: Counter[str] = Counter()
 
@@ -163,8 +141,6 @@ class _Calls(Watcher):
         self._room -= sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor))
         if self._room >= 0 or not self.calls:
             self.calls[name] = call
-        else:
-            self.left.append(name)
 
 
 def _tensors_of(value: object) -> list[Tensor]:
@@ -184,28 +160,22 @@ def _stacked(value: object, samples: int, edits: int) -> object:
 
 
 class Replay:
-    """Runs of one model, with and without its logits.
+    """Runs of one model in evaluation mode, which no other code may run meanwhile, with and without its logits.
 
     Args:
-        model: in evaluation mode; no other code may run it meanwhile.
         logits: the vocabulary projection, if it is to be left out: its inputs then stand in the place of the logits.
 
     Attributes:
-        maps: run of an attention module to the linear map from its heads to its output, float32 or wider ``(num_heads,
-            hidden_size, value_dim)``, where it is known that its output is such a map (and a constant).
-        coarse: whether linear maps of what is behind an edit are multiplied as *what they gave unedited, and the change of
-            their input in bfloat16*: rounded in proportion to the edit, twice as fast as float32 where a processor has
-            instructions for it. What stands between them, and sums, stays as it is.
+        coarse: whether linear maps behind an edit are multiplied as *what they gave unedited, and the change of their input in
+            bfloat16*: rounded in proportion to the edit, twice as fast as float32 where a processor has instructions for it.
     """
 
     def __init__(self, model: nn.Module, logits: nn.Linear | None = None) -> None:
         self.model = model
         self.anatomy = Anatomy(model)
         self.logits = logits
-        self.maps: dict[str, Tensor] = {}
         self.coarse = False
         self._rounded: dict[nn.Linear, Tensor] = {}
-        self._options = lean_arguments(model, {}, logits=True)
 
     def logit_map(self) -> LogitMap | None:
         """The map that was left out, ``None`` if logits are formed."""
@@ -221,18 +191,14 @@ class Replay:
         return self._rounded[linear]
 
     def record(self, part: Samples, runs: Collection[str] | None = None, room: float = float("inf")) -> Recording:
-        """Run the unedited model.
-
-        Args:
-            runs: of attention modules, those whose calls are wanted; ``None`` for all.
-            room: bytes that kept calls may take; the first is kept however large.
-        """
+        """Run the unedited model; keep calls of ``runs`` of attention modules (all by default) in ``room`` bytes, the first
+        always."""
         calls = _Calls(runs, room)
         course = Course(self.anatomy, set(self.anatomy.attention if runs is None else (run_of(name)[0] for name in runs)))
         linears: dict[nn.Linear, tuple[Tensor, Tensor]] = {}
         with course.followed(), self._without_logits(), self._linears(course, linears), attend(self.model, probes=[calls]):
-            outputs = self.model(**part.inputs, **self._options)
-        return Recording(part, outputs, calls.calls, calls.left, calls.sites, calls.times, course, linears)
+            outputs = self.model(**lean_arguments(self.model, part.inputs, logits=True))
+        return Recording(part, outputs, calls.calls, calls.sites, calls.times, course, linears)
 
     @contextlib.contextmanager
     def _linears(self, course: Course, kept: dict[nn.Linear, tuple[Tensor, Tensor]]) -> Iterator[None]:
@@ -275,40 +241,15 @@ class Replay:
             last: list[Tensor] = []
             for linear, pair in recording.linears.items():
                 stack.enter_context(_replaced(linear, _OfChange(linear.forward, *pair, self._weight(linear), last)))
-            if name in self.maps:
-                hidden = _projected(recording, name, self.maps[name], edits)
-                output = recording.course.given[name]
-                value = (hidden, *output[1:]) if isinstance(output, tuple) else hidden
-                stack.enter_context(_answering(attention, {turn: value}))
-            else:
-                turns = stack.enter_context(_answering(attention, {}))
-                stack.enter_context(seam.shadow(_Substitute(attention, turns, turn, _edited(call, edits))))
+            turns = stack.enter_context(_answering(attention, {}))
+            stack.enter_context(seam.shadow(_Substitute(attention, turns, turn, _edited(call, edits))))
             inputs = {key: _stacked(value, len(recording.part), number) for key, value in recording.part.inputs.items()}
-            result = self.model(**inputs, **self._options)
+            result = self.model(**lean_arguments(self.model, inputs, logits=True))
         if versions != [tensor._version for tensor in _tensors_of(before)]:
             raise MeasurementError(
                 f"{type(self.model).__name__} writes into the outputs of its layers, so they cannot be replayed"
             )
         return result
-
-    def linear_map(self, recording: Recording, name: str) -> Tensor | None:
-        """What :attr:`maps` may hold for a run of a module; to be proved."""
-        call, outputs = recording.calls[name], recording.course.given[name]
-        assert call.head_outputs is not None
-        heads, width = call.head_outputs.shape[2:]
-        output = next(iter(_tensors_of(outputs)), None)  # a model's own output class has no first member
-        if output is None or not isinstance(outputs, (Tensor, tuple)) or output.shape[:2] != call.head_outputs.shape[:2]:
-            return None
-        weight = self.anatomy.projection_weight(run_of(name)[0], heads * width)
-        if output.shape[2:].numel() == heads * width and output.reshape(call.head_outputs.shape).equal(call.head_outputs):
-            weight = torch.eye(
-                heads * width, dtype=output.dtype, device=output.device
-            )  # in BERT and its kin the projection stands outside
-        if weight is None or weight.shape[0] != output.shape[-1]:
-            return None
-        return (
-            weight.to(torch.promote_types(weight.dtype, torch.float32)).unflatten(1, (heads, width)).movedim(1, 0).contiguous()
-        )
 
     def _without_logits(self) -> contextlib.AbstractContextManager[None]:
         if self.logits is None:
@@ -336,11 +277,8 @@ class _Substitute(seam.Observer):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _OfChange:
-    """A linear map of repeated samples: what it gave unedited, and the change of its input times the rounded weight.
-
-    Args:
-        last: the last input and its change, as several maps have the same one.
-    """
+    """A linear map of repeated samples: what it gave unedited, and the change of its input times the rounded weight; ``last``
+    are the last input and its change, as several maps have the same one."""
 
     own: Callable[[Tensor], Tensor]
     given: Tensor
@@ -381,21 +319,6 @@ def _edited(call: AttentionCall, edits: Sequence[HeadsEdit]) -> Tensor:
     for target, (heads, outputs) in zip(edited, edits, strict=True):
         target[:, :, list(heads)] = outputs.to(target.dtype)
     return edited.flatten(0, 1)
-
-
-def _projected(recording: Recording, name: str, weight: Tensor, edits: Sequence[HeadsEdit]) -> Tensor:
-    """What a run of a module gives back, first tensor, with the projected changes of its heads."""
-    call = recording.calls[name]
-    assert call.head_outputs is not None
-    output = _tensors_of(recording.course.given[name])[0]
-    projected = output.new_empty(len(edits), *output.shape)
-    for target, (heads, outputs) in zip(projected, edits, strict=True):
-        chosen = list(heads)
-        # Rounded as the model rounds its head outputs, and taken apart in float32.
-        change = outputs.to(call.head_outputs.dtype).to(weight.dtype) - call.head_outputs[:, :, chosen].to(weight.dtype)
-        maps = weight[chosen].transpose(0, 1).flatten(1)
-        torch.add(output, nn.functional.linear(change.flatten(2), maps).reshape(output.shape).to(output.dtype), out=target)
-    return projected.flatten(0, 1)
 
 
 @contextlib.contextmanager

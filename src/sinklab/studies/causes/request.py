@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 from sinklab.errors import ConfigurationError
 from sinklab.studies.arguments import Options, Seed, Threshold
@@ -18,13 +17,8 @@ Pair: TypeAlias = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class ChosenHeads:
-    """Which heads are to be examined, and which of them together too.
-
-    Attributes:
-        heads: by themselves, with those of the groups; ``None`` for all.
-        groups: the heads of each.
-        layers: whether every layer is a group besides.
-    """
+    """Which heads are to be examined by themselves, with those of the ``groups`` (``None`` for all), which of them together,
+    and whether every layer is a group besides."""
 
     heads: tuple[Pair, ...] | None = None
     groups: tuple[tuple[Pair, ...], ...] = ()
@@ -37,62 +31,42 @@ class ChosenHeads:
             return None
         return tuple(dict.fromkeys([*self.heads, *(pair for group in self.groups for pair in group)]))
 
-    def words(self) -> str | list[str]:
-        """As a command line writes them."""
-        named = ["layers" if self.layers else "all"] if self.heads is None else [_written([pair]) for pair in self.heads]
-        named += [_written(group) for group in self.groups]
-        return named[0] if named in (["all"], ["layers"]) else named
+
+def spelled(heads: str | Sequence[Pair | str] | None) -> str:
+    """As a command line writes them."""
+    if heads is None or isinstance(heads, str):
+        return heads or "all"
+    return ",".join(one if isinstance(one, str) else ".".join(map(str, one)) for one in heads)
 
 
-def _written(pairs: Sequence[Pair]) -> str:
-    return "+".join(f"{layer}.{head}" for layer, head in pairs)
-
-
-def parse_heads(heads: str | Sequence[Pair | Sequence[Pair]]) -> ChosenHeads:
-    """Heads and groups from ``0.1,3.0+3.1``, ``all`` or ``layers``; from Python also pairs, and lists of pairs for groups.
-
-    Raises:
-        ConfigurationError: anything else, no head at all, or one that a group has twice.
-    """
-    entries = [entry.strip() for entry in heads.split(",") if entry.strip()] if isinstance(heads, str) else list(heads)
+def parse_heads(heads: str | Sequence[Pair | str] | None) -> ChosenHeads:
+    """Heads and groups from ``0.1,3.0+3.1``, ``all`` or ``layers``; from Python also a list of such, and of pairs. Anything
+    else, no head at all, and one that a group has twice are refused."""
+    try:
+        entries = [entry.strip() for entry in spelled(heads).split(",") if entry.strip()]
+        named = [[member.split(".") for member in entry.split("+")] for entry in entries if entry not in ("all", "layers")]
+        groups = [tuple((int(layer), int(head)) for layer, head in members) for members in named]
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"`heads` {heads!r} must be all, or heads written layer.head with commas between, such as 0.1,3.0; + joins "
+            "those that are edited at once, 0.1+3.0, and layers is each layer's; from Python a list of pairs (layer, head) too"
+        ) from None
     if not entries:
         raise ConfigurationError("`heads` names no head; leave it out for all of them")
-    whole = [entry for entry in entries if isinstance(entry, str) and entry in ("all", "layers")]
-    alone, groups = list[Pair](), list[tuple[Pair, ...]]()
-    for entry in entries:
-        if entry in whole:
-            continue
-        try:
-            if isinstance(entry, str):
-                pairs = [tuple(map(int, member.split("."))) for member in entry.split("+")]
-                single = len(pairs) == 1
-            else:
-                members: list[Any] = list(entry)
-                single = not isinstance(members[0], Iterable)
-                pairs = [tuple(map(operator.index, member)) for member in ([members] if single else members)]
-            own = tuple((layer, head) for layer, head in pairs)
-        except (TypeError, ValueError, IndexError):
-            raise ConfigurationError(
-                f"`heads` {entry!r} must be all, or heads written layer.head with commas between, such as 0.1,3.0; + joins "
-                "those that are edited at once, 0.1+3.0, and layers is each layer's; from Python pairs (layer, head) too, and "
-                "lists of pairs for groups"
-            ) from None
-        if len(set(own)) < len(own):
-            raise ConfigurationError(f"`heads` {_written(own)}: a head stands in the group more than once; name it once")
-        alone += own if single else ()
-        groups += () if single else (own,)
-    return ChosenHeads(None if whole else tuple(alone), tuple(groups), "layers" in whole)
+    for group in groups:
+        if len(set(group)) < len(group):
+            written = "+".join(f"{layer}.{head}" for layer, head in group)
+            raise ConfigurationError(f"`heads` {written}: a head stands in the group more than once; name it once")
+    alone = tuple(group[0] for group in groups if len(group) == 1)
+    together = tuple(group for group in groups if len(group) > 1)
+    return ChosenHeads(alone if len(named) == len(entries) else None, together, "layers" in entries)
 
 
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_duration(budget: str | float) -> float:
-    """Seconds from ``90``, ``90s``, ``10m`` or ``1.5h``.
-
-    Raises:
-        ConfigurationError: anything else, or no time at all.
-    """
+    """Seconds from ``90``, ``90s``, ``10m`` or ``1.5h``; anything else, or no time at all, is refused."""
     text = str(budget).strip().lower()
     number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "")
     try:
@@ -106,19 +80,14 @@ def parse_duration(budget: str | float) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(Options):
-    """What is asked of find_causes(), as it documents it.
+    """What is asked of find_causes(), as it documents it; what no model could be asked is refused."""
 
-    Raises:
-        ConfigurationError: what no model could be asked.
-    """
-
-    heads: str | Sequence[tuple[int, int] | Sequence[tuple[int, int]]] | None = "all"
+    heads: str | Sequence[tuple[int, int] | str] | None = "all"
     sink: int | str = "auto"
     budget: str | float | None = None
     level: float = 0.05
     minimal_effect: float | Literal["auto"] = "auto"
     threshold: Threshold = 0.3
-    experiments: bool = True
     seed: Seed = 0
     batch_size: int = 16
 
@@ -145,8 +114,8 @@ class Request(Options):
     @functools.cached_property
     def chosen(self) -> ChosenHeads:
         """The heads that are asked for."""
-        return parse_heads("all" if self.heads is None else self.heads)
+        return parse_heads(self.heads)
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
-        return {**dataclasses.asdict(self), "heads": self.chosen.words()}
+        return {**dataclasses.asdict(self), "heads": spelled(self.heads)}

@@ -15,11 +15,11 @@ from sinklab.models.losses import HIDDEN_SHARE, IGNORED, hide_tokens
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Samples:
-    """Inputs of a model with everything that a readout needs.
+    """Inputs of a model with everything that a readout needs; in every tensor the samples are along the first axis.
 
     Args:
-        inputs: keyword arguments of the model, each with the samples along its first axis.
-        targets: what a readout compares outputs with, the samples along its first axis; ``None`` where it needs none.
+        inputs: keyword arguments of the model.
+        targets: what a readout compares outputs with; ``None`` where it needs none.
         domains: int64 ``(samples, seq_len)``: number of the domain of every output position, -1 for one that is not scored.
         domain_names: one for every number.
 
@@ -66,21 +66,6 @@ class Samples:
             return mask.sum(1).long().cpu()
         return torch.full((len(self),), otherwise if tokens is None else tokens.shape[1])
 
-    def ids_by_position(self, front: int) -> Tensor | None:
-        """Token ids int64 ``(samples, front + seq_len)`` by position, padding left out and -1 where there is none.
-
-        Args:
-            front: learned tokens in front of the texts, which have positions and no ids.
-        """
-        tokens, mask = self.inputs.get("input_ids"), self.inputs.get("attention_mask")
-        if tokens is None:
-            return None
-        ids = tokens.cpu()
-        if mask is not None and mask.ndim == 2:
-            padding = mask.cpu() == 0
-            ids = ids.masked_fill(padding, -1).gather(1, padding.int().argsort(dim=1, stable=True))
-        return nn.functional.pad(ids, (front, 0), value=-1)
-
     def part(self, start: int, stop: int) -> Samples:
         """The samples ``start`` to ``stop``; all names of domains are kept."""
         part = object.__new__(Samples)  # a part may have no scored position, which the whole may not
@@ -108,9 +93,8 @@ class Samples:
     def bounds(self, size: int) -> list[tuple[int, int]]:
         """First number of consecutive parts of at most ``size``, three for two, and the number behind their last.
 
-        Samples that stand side by side with the same domains are in parts of their own, as equal in size as can be, so that a
-        sample is given the output of another one of its own kind; one whose kind no neighbour has is in a part with others.
-        """
+        Neighbours with the same domains are in parts of their own, as equal in size as can be, so that a sample is given the
+        output of another one of its kind; one whose kind no neighbour has is in a part with others."""
         has = self.has
         change = (has[1:] != has[:-1]).any(1).nonzero()[:, 0] + 1
         ends = [0, *change.tolist(), len(self)]
@@ -134,11 +118,8 @@ class Samples:
         """Mean of ``(samples, seq_len)`` over the scored positions of each domain: float64 ``(samples, domains)``, NaN where a
         sample has none.
 
-        Args:
-            what: what the values are, for the error: ``the loss under 'hide' on head 0.1``.
-
         Raises:
-            MeasurementError: a value of a scored position is NaN or infinite.
+            MeasurementError: a value of a scored position is NaN or infinite; ``what`` the values are is in the message.
         """
         self.require_finite(values, what)
         chosen = nn.functional.one_hot(self.domains.clamp_min(0), len(self.domain_names)).to(values.device)
@@ -161,11 +142,8 @@ def token_samples(groups: Sequence[tuple[str, Tensor]], *, padding: int | None =
     """Samples of a language model that predicts the next token: every position of a text but its last is scored.
 
     Args:
-        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length, padding included.
+        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length of two tokens or more, padding included.
         padding: as of :func:`masked_samples`.
-
-    Raises:
-        ConfigurationError: lengths that differ, or texts of fewer than two tokens.
     """
     tokens, number, inputs = _together(groups, padding, least=2)
     domains = _numbers(groups, tokens).masked_fill(torch.arange(tokens.shape[1], device=tokens.device) >= number - 1, -1)
@@ -183,15 +161,15 @@ def masked_samples(
     """Samples of a model that fills gaps: masked positions are scored, and no others.
 
     Args:
-        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length, padding included.
+        groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length of three tokens or more, padding included.
         mask_token: what stands in the place of a masked token.
         padding: what fills texts up behind their end: a token that stands nowhere else. The model is then given an attention
-            mask. Without it no text is padded.
+            mask.
         share: of the positions between the first and the last, which hold a tokenizer's special tokens; at least one a text.
         seed: of the positions, drawn for each text.
 
     Raises:
-        ConfigurationError: a share outside (0, 1], lengths that differ, or texts of fewer than three tokens.
+        ConfigurationError: a share outside (0, 1], lengths that differ, or texts that are too short.
     """
     tokens, number, inputs = _together(groups, padding, least=3)
     places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -222,20 +200,3 @@ def _numbers(groups: Sequence[tuple[str, Tensor]], tokens: Tensor) -> Tensor:
     """Number of the domain of every position, int64 of the shape of ``tokens``."""
     numbers = torch.cat([torch.full((len(texts),), number) for number, (_, texts) in enumerate(groups)])
     return numbers.to(tokens.device)[:, None].repeat(1, tokens.shape[1])
-
-
-def whole_samples(inputs: dict[str, Tensor], targets: Tensor | None = None, groups: Sequence[tuple[str, int]] = ()) -> Samples:
-    """Samples with one output each, such as images and their classes.
-
-    Args:
-        inputs: of the model.
-        targets: int64 ``(samples,)``, or what the readout asks for.
-        groups: domain and its number of samples, in order; one domain of all by default.
-
-    Raises:
-        ConfigurationError: numbers of samples that differ.
-    """
-    count = len(next(iter(inputs.values()))) if inputs else 0
-    groups = groups or [("all", count)]
-    numbers = torch.cat([torch.full((size, 1), number) for number, (_, size) in enumerate(groups)])
-    return Samples(inputs, numbers, targets, tuple(name for name, _ in groups))

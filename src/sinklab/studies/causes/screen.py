@@ -28,13 +28,8 @@ DRAWS = 2
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Screened:
-    """Estimates of what edits of single heads cost: never a verdict.
-
-    Attributes:
-        variants, heads: names, and heads in the order of the second axis.
-        loss: float64 ``(variants, heads, samples)``: the change of a sample's mean loss, to second order; NaN of heads whose
-            outputs the model does not let be followed.
-    """
+    """Estimates of what edits of single heads cost, never a verdict: ``loss`` is float64 ``(variants, heads, samples)``, the
+    change of a sample's mean loss, to second order; NaN of heads whose outputs the model does not let be followed."""
 
     variants: list[str]
     heads: list[Head]
@@ -71,15 +66,10 @@ def screen(
 ) -> Screened:
     """Estimate the effect of every variant on every head, from the change of its output and gradients with respect to it.
 
-    The first order, change times gradient of the loss, is attribution patching (Nanda 2023; Syed et al. 2023, arXiv
-    2310.10348). In a trained model it is near 0 for what a head says: gradients of the loss vanish along what training has
-    scaled. So the second order is added: half the mean square of change times gradient of the likelihood of tokens that are
-    drawn from the model, which is the divergence that the change makes while it is small (Fisher's information).
-
-    Args:
-        samples: a few texts; more of them change little.
-        progress: called with ``"screen"``, modules × batches that are done, and their number.
-    """
+    The first order is attribution patching (Nanda 2023; Syed et al. 2023, arXiv 2310.10348); in a trained model it is near 0
+    for what a head says. So the second order is added: half the mean square of change times gradient of the likelihood of
+    tokens drawn from the model, the divergence that the change makes while it is small (Fisher's information). A few texts are
+    enough."""
     loss = np.full((len(variants), len(heads), len(samples)), np.nan)
     places = {(head.module, head.head): index for index, head in enumerate(heads)}
     replay, parts, done = Replay(model), list(samples.parts(batch_size)), 0

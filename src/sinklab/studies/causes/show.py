@@ -1,19 +1,12 @@
-"""What is shown of the causes of sinks: labels of heads, what edits do to the loss, and the experiments on the sink."""
+"""What is shown of the causes of sinks: labels of heads, and what edits do to the loss."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, HeadMap, Mark, Marks, Say, interval, names, number
-from sinklab.studies.causes.found import (
-    Causes,
-    ExaminedGroup,
-    ExaminedHead,
-    Labelled,
-    Location,
-    Refused,
-)  # fmt: skip
+from sinklab.results.blocks import Block, Cell, Facts, Grid, HeadMap, Say, interval, names, number
+from sinklab.studies.causes.found import Causes, ExaminedGroup, ExaminedHead, Labelled
 
 LABELS: dict[str, tuple[str, str]] = {
     "text-dependent": ("T", "silencing it costs loss, and so does its output on another text"),
@@ -49,7 +42,7 @@ STRONG = 10
 
 
 def show(found: Causes) -> Iterator[Block]:
-    """Counts of labels first, then what edits of every head do, by domain, then groups and experiments."""
+    """Counts of labels first, then what edits of every head do, by domain, then groups."""
     counts = [f"{count} {label}" for label, count in found.counts.items() if count]
     where = f"the sink is {found.sink.name}" if found.sink.name else "read as a model without a sink"
     yield Say(f"{len(found.heads)} head{'s' * (len(found.heads) != 1)}: {names(counts, len(LABELS))}; {where}.")
@@ -66,20 +59,14 @@ def show(found: Causes) -> Iterator[Block]:
     for domain in found.domains:
         yield from _domain(found, domain, order[:SHOWN])
     reasons = [
-        [_name(entry), domain, why.nearest, ", ".join(why.not_shown), why.texts]
+        [_name(entry), domain, why.nearest, ", ".join(why.not_shown)]
         for entry in (*order, *found.groups)
         for domain, why in entry.undecided.items()
     ]
     if reasons:
-        yield Grid(["undecided", "on", "nearest", "not shown", "texts that would decide"], reasons, text=4, limit=STRONG)
+        yield Grid(["undecided", "on", "nearest", "not shown"], reasons, text=4, limit=STRONG)
     yield from _screen(found)
     yield from (Say(note, small=True) for note in found.notes)
-    if found.location is not None:
-        yield Heading("Where the sink goes", 3)
-        if isinstance(found.location, Refused):
-            yield Say(f"Not measured: {found.location.refused}", small=True)
-        else:
-            yield from _location(found.location)
 
 
 def _facts(found: Causes) -> Iterator[Sequence[str]]:
@@ -100,8 +87,7 @@ def _facts(found: Causes) -> Iterator[Sequence[str]]:
     if (key := found.of_a_key) is not None:
         sinking = f"all of them sink at {key.all_sink} of {key.keys}, some at {key.some_sink}, none at {key.none_sinks}"
         yield "one key", f"{key.heads} heads share a key and value: {sinking}"
-    more = "" if found.texts_needed is None else f"; {found.texts_needed:,} of a domain would decide half of the undecided"
-    yield "texts", f"{found.texts:,} of {names(found.domains)}{more}"
+    yield "texts", f"{found.texts:,} of {names(found.domains)}"
     minimal, costs = found.minimal_effect_from, found.minimal_effect_from.worth.get(found.minimal_effect_from.domain or "", {})
     why = "as asked for" if minimal.by == "given" else "all attention is not shown to be worth more"
     if costs:
@@ -127,14 +113,14 @@ def _known(found: Causes) -> Iterator[tuple[float, str]]:
 
 
 def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterator[Block]:
-    """Tables of means, a figure with their intervals, and a table of all."""
+    """Tables of means, and one of all with their intervals."""
     places = max(0, 1 - math.floor(math.log10(found.minimal_effect)))
     used = [name for name in CONTRASTS if any(name in head.effects for head in found.heads)]
     edits = [name for name in EDITS if name in used]
     more = f", {len(shown)} of {len(found.heads)} heads" if len(shown) < len(found.heads) else ""
     heads = [
         [
-            _name(head), head.domains[domain], head.needs_sink.get(domain), head.sink_weights.get(domain),
+            _name(head), head.domains[domain], head.needs_sink.get(domain), head.sink_weight,
             *(_mean(head, name, domain, places) for name in edits),
         ]
         for head in shown
@@ -147,28 +133,15 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
                 _name(group), group.domains[domain], group.needs_sink.get(domain),
                 names([f"{count} {label}" for label, count in group.alone.items()]),
                 *(_mean(group, name, domain, places) for name in edits),
-                interval(group.beyond_alone.get("zero", {}).get(domain), places),
             ]
             for group in found.groups
             if group.label != "not-run"
         ]  # fmt: skip
-        headings = ["at once", "label", "needs sink", "alone", *(EDITS[name] for name in edits), "output 0, beyond the sum"]
+        headings = ["at once", "label", "needs sink", "alone", *(EDITS[name] for name in edits)]
         yield Grid(headings, groups, text=4)
-    marks = [
-        (
-            f"{_name(head)} {head.domains[domain]}",
-            [
-                Mark(EDITS[name], effect.mean, effect.low, effect.high)
-                for name in edits
-                if (effect := head.effects.get(name, {}).get(domain)) is not None
-            ],
-        )
-        for head in shown
-    ]
-    yield Marks(f"Edits of a head on {domain}", marks, unit=found.unit, least=found.minimal_effect)
     every = [
         [
-            _name(entry), entry.domains[domain], entry.value_ratios.get(domain),
+            _name(entry), entry.domains[domain], entry.value_ratio,
             *(interval(entry.effects.get(name, {}).get(domain), places) for name in used),
         ]
         for entry in (*found.heads, *found.groups)
@@ -179,41 +152,17 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
 
 
 def _screen(found: Causes) -> Iterator[Block]:
-    """What the screen expects of heads that were not measured, and how its estimates compare on those that were."""
-    if found.screened is None:
-        return
-    checks: list[list[Cell]] = [
-        [EDITS.get(name, name), check.heads, number(check.rank), number(check.error), number(check.size)]
-        for name, check in found.screened.items()
-        if check.heads
-    ]
-    yield Grid(["screen", "heads with both", "rank correlation", "error", "effect"], checks, "The screen beside exact effects")
+    """What the screen expects of heads that were not measured."""
     left = sorted((head for head in found.heads if head.label == "not-run"), key=lambda head: -_expected(head))
-    rows: list[list[Cell]] = [[_name(head), *(number(head.estimates.get(name)) for name in found.screened)] for head in left]
-    if rows:
+    names = [name for name in EDITS if any(name in head.estimates for head in left)]
+    rows: list[list[Cell]] = [[_name(head), *(number(head.estimates.get(name)) for name in names)] for head in left]
+    if names:
         title = "Not measured: what the screen expects, which is no verdict"
-        yield Grid(["head", *(EDITS.get(name, name) for name in found.screened)], rows, title, limit=STRONG, folded=True)
+        yield Grid(["head", *(EDITS[name] for name in names)], rows, title, limit=STRONG, folded=True)
 
 
 def _expected(head: ExaminedHead) -> float:
     return max(map(abs, head.estimates.values()), default=0.0)
-
-
-def _location(found: Location) -> Iterator[Block]:
-    if found.follows is not None:
-        yield Say(f"Moved, the sink of head {found.head} goes with the {found.follows}.")
-    index, rows = found.heads.index(found.head), []
-    for state in found.conditions.values():
-        top, first = state.strongest[0] if state.strongest else None, state.first_token_at
-        rows.append([
-            state.name, state.at_place[index], "gone" if first is None else f"{number(state.at_first_token[index])} at {first}",
-            "–" if top is None else f"{number(top.weight)} at {top.position}, head {top.head}", interval(state.loss, 3),
-        ])  # fmt: skip
-    place = f"positions {', '.join(map(str, found.place))}" if isinstance(found.place, list) else f"position {found.place}"
-    place = "null score" if found.place == "null" else place
-    headings = ["texts", f"head {found.head} on {place}", "on the first token", "strongest of any head", f"loss, {found.unit}"]
-    yield Grid(headings, rows)
-    yield from (Say(f"Left out: {name}, because {why}.", small=True) for name, why in found.left_out.items())
 
 
 def _size(head: ExaminedHead) -> float:

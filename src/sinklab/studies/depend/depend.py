@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
-from sinklab.studies.arguments import Loading, ModelSource, Output, Seed, command
+from sinklab.studies.arguments import Bos, Loading, ModelSource, Output, Seed, command
 
 if TYPE_CHECKING:
-    from sinklab.corpora.base import Encoder
     from sinklab.models.loading import LoadedModel
     from sinklab.tasks.base import Task
 
 HARNESS = "lm_eval:"
-
-BOS = {"none": 0, "one": 1, "two": 2}
 
 
 @command
@@ -25,13 +22,11 @@ def depend(
     model: ModelSource,
     tasks: Annotated[Sequence[str | Task], "--task", "--tasks"] = ("long_text",),
     *,
-    corpus: str | None = None,
-    bos: str = "auto",
     window: int | None = None,
     sinks: Sequence[int] = (4,),
     items: int = 64,
     seed: Seed = 0,
-    level: float = 0.95,
+    bos: Bos = "auto",
     loading: Loading = Loading(),
     output: Output = Output(),
 ) -> Result:
@@ -48,15 +43,11 @@ def depend(
 
     Args:
         tasks: From 'sinklab list tasks', optionally with settings: long_text:corpus=FILE; or lm_eval:TASK.
-        corpus: Text for tasks that read one and name none: a UTF-8 text, a folder, or a name from 'sinklab list corpora'; by
-            default python_source.
-        bos: Beginning-of-sequence tokens in front: auto (what the tokenizer does), none, one or two.
         window: Tokens before the query that a cache holds, sinks included; by default half the trained length, at most 1024, or
             less where every layer has a narrower window.
         sinks: Numbers of first tokens to keep; the verdict is on the largest.
         items: Independent texts, or documents of the harness; more make intervals shorter.
         seed: Seed of the texts; the same seed gives the same texts.
-        level: Confidence level of all intervals.
         out: Directory for table.parquet, summary.json, run.json and report.html; an interrupted run continues from what is
             there.
 
@@ -70,27 +61,29 @@ def depend(
     Examples:
         sinklab depend embedded:softmax --task long_text
         sinklab depend embedded:softmax --task passkey,line_lookup --window 120 --out build/depend
-        sinklab depend ORG/MODEL --task long_text,passkey --corpus book.txt
         sinklab depend ORG/MODEL --task long_text:corpus=book.txt --sinks 1,4 --json
         sinklab depend ORG/MODEL --task lm_eval:arc_easy --window 64 --items 200
     """
     from sinklab.registry import policies as policy_registry
     from sinklab.registry import tasks as registry
     from sinklab.report.page import write_blocks_page
+    from sinklab.results.intervals import LEVEL
     from sinklab.results.sections import to_json
     from sinklab.results.table import append, make_table
     from sinklab.streaming.limits import length_known
-    from sinklab.studies.depend.contenders import make_contenders
-    from sinklab.studies.depend.found import Found, rows
-    from sinklab.studies.depend.show import TITLE, show
+    from sinklab.studies.depend.found import TITLE, Found, rows, show
+    from sinklab.studies.depend.harness import make_contenders
+    from sinklab.studies.measure.probing import uses_bos
 
-    settings = {"sinks": list(sinks), "items": items, "seed": seed, "bos": bos, "level": level}
+    settings = {"sinks": list(sinks), "items": items, "seed": seed, "bos": bos}
     with (
         Run("depend", **vars(output), settings=settings) as run,
         length_known(),  # the summary has a warning
     ):
-        _check_arguments(tasks, bos, items, level)
-        tasks = tasks if corpus is None else _with_corpus(tasks, corpus)
+        if not tasks:
+            raise ConfigurationError("name at least one task: sinklab list tasks")
+        if items < 2:
+            raise ConfigurationError(f"`items` {items} must be 2 or more: an interval needs several texts")
         by_label = _by_label(tasks)
         # Before anything is loaded: without the harness nothing can be read.
         from sinklab.studies.depend.harness import prepare_harness, prepare_task, run_task
@@ -105,7 +98,7 @@ def depend(
 
         loaded = loading.open(model)
         require_windows(loaded)
-        front = _front(bos, loaded.encoder)
+        front = int(uses_bos(loaded.encoder, bos))
         contenders = make_contenders(default_window(loaded) if window is None else window, sinks)
         largest = max(policy.max_held(1 << 62) - 1 for policy in contenders.policies.values() if policy.bounded)
         prepared = [
@@ -127,7 +120,7 @@ def depend(
             progress(0)
             warnings += text_warnings(loaded, task, contenders)
             scored = run_task(loaded, task, contenders, front, run.store, identity, progress)
-            outcomes.append(outcome(task, scored, contenders, level))
+            outcomes.append(outcome(task, scored, contenders))
             warnings.append(loss_warning(loaded, outcomes[-1]))
             about = {} if task.own is None else {**task.own.settings, "identity": dataclasses.asdict(task.own.identity)}
             records.append({"name": task.label, **about, "texts_sha256": task.sha256, **scored.record})
@@ -138,7 +131,7 @@ def depend(
                 )
             )  # fmt: skip
         found = Found(
-            model=loaded.name, operation=loaded.operation, window=contenders.budget, bos=front, items=items, level=level,
+            model=loaded.name, operation=loaded.operation, window=contenders.budget, bos=front, items=items, level=LEVEL,
             warnings=list(filter(None, warnings)), tasks=outcomes,
         )  # fmt: skip
         return run.finish(
@@ -157,24 +150,6 @@ def depend(
         )
 
 
-def _check_arguments(tasks: Sequence[str | Task], bos: str, items: int, level: float) -> None:
-    if not tasks:
-        raise ConfigurationError("name at least one task: sinklab list tasks")
-    if bos not in ("auto", *BOS):
-        raise ConfigurationError(f"`bos` {bos!r} is none of auto, {', '.join(BOS)}")
-    if items < 2:
-        raise ConfigurationError(f"`items` {items} must be 2 or more: an interval needs several texts")
-    if not 0 < level < 1:
-        raise ConfigurationError(f"`level` {level:g} must lie between 0 and 1: 0.95 is that of intervals of 95 %")
-
-
-def _front(bos: str, encoder: Encoder) -> int:
-    """Tokens in front."""
-    if encoder.bos_token_id is None and BOS.get(bos):
-        raise ConfigurationError(f"`bos` {bos}: this model has no beginning-of-sequence token; use `bos` none")
-    return BOS.get(bos, int(encoder.adds_bos))
-
-
 def _identity(loaded: LoadedModel, *, stored: bool) -> dict[str, object]:
     """What stored scores of a model are found by; its weights are hashed only if scores are ``stored``."""
     identity: dict[str, object] = {"model": loaded.name, "revision": loaded.revision, "dtype": str(loaded.model.dtype)}
@@ -182,33 +157,12 @@ def _identity(loaded: LoadedModel, *, stored: bool) -> dict[str, object]:
         return identity
     from sinklab.models.loading import hash_weights
     from sinklab.streaming.traits import fingerprint
-    from sinklab.studies.measure.probing import classes_of
 
     identity["weights"] = hash_weights(loaded.model)
     # Of its configuration, which is in no weight: scaled positions, a window.
     identity["fingerprint"] = fingerprint(loaded.model)
-    identity["classes"] = [cls.__qualname__ for cls in classes_of(loaded.model)]
+    identity["operation"] = loaded.operation
     return identity
-
-
-def _with_corpus(tasks: Sequence[str | Task], corpus: str) -> list[str | Task]:
-    """The tasks, those named without a corpus of their own on this one; objects have one, and are left alone."""
-    from sinklab.registry import spelled
-    from sinklab.registry import tasks as registry
-
-    with_corpus: list[str | Task] = []
-    readers = 0
-    for task in tasks:
-        if isinstance(task, str) and not task.startswith(HARNESS):
-            settings = registry.read(task)
-            plugin = registry[settings["name"]]
-            if any(field.name == "corpus" for field in dataclasses.fields(plugin)):
-                readers += 1
-                task = spelled({"corpus": corpus} | settings)
-        with_corpus.append(task)
-    if not readers:
-        raise ConfigurationError(f"`corpus` {corpus}: none of the tasks that are named reads a corpus (sinklab show TASK)")
-    return with_corpus
 
 
 def _by_label(tasks: Sequence[str | Task]) -> dict[str, str | Task]:

@@ -1,12 +1,15 @@
-"""What depend() finds: for each task the score under every policy, the verdict, and the index of dependence."""
+"""What depend() finds and shows: for each task the score under every policy, the verdict, and the index of dependence."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from sinklab.results.intervals import Interval
+from sinklab.results.blocks import Block, Curves, Grid, Heading, Say, counted, interval
+from sinklab.results.intervals import Interval, rare_cost
 from sinklab.results.metric import FRACTION, Metric, Row
+from sinklab.results.sections import from_json
 
 SCORES = {
     "acc": Metric(
@@ -33,13 +36,9 @@ SINK_DEPENDENCE = Metric(
 
 @dataclasses.dataclass(frozen=True)
 class PolicyScore:
-    """A policy on one task.
+    """A policy on one task: the mean over the items that count, and its paired difference from the window without sinks.
 
-    Attributes:
-        score: mean over the items that count; ``None`` of a policy that was not run.
-        difference: from the window without sinks, paired by items; ``None`` of that window itself.
-        all_documents: mean over all documents, those that do not fill the cache included.
-        refused: why it was not run.
+    ``all_documents`` is the mean over all, those that do not fill the cache included; ``refused`` says why it was not run.
     """
 
     policy: str
@@ -68,18 +67,14 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One task.
+    """One task; places on its ``axis`` are distances to the fact or tokens of context before the answer.
 
     Attributes:
-        metric: name of the score; unit: of it.
-        axis: what places are: ``distance`` to the fact, ``context`` before the answer; ``None`` where there are none.
         documents: all that were read.
         items: independent ones among those that count: the cache is full, and both windows hold the fact.
-        with_sinks, without: the two policies that are compared; both hold ``window`` tokens.
+        with_sinks, without: the two policies that are compared; both hold ``window`` tokens. ``difference`` is theirs.
         verdict: yes, no or undecided; ``sentence`` says it of the task, and ``reason`` why.
-        difference: of the two.
         dependence: the share of the score above chance that goes with the sink.
-        curves: by policy.
     """
 
     task: str
@@ -133,9 +128,62 @@ def rows(outcome: Outcome, bos: int) -> Iterator[Row]:
 
 
 def _bounds(metric: Metric, interval: Interval, policy: str, bos: int, items: int) -> Iterator[Row]:
-    for one, value in (
-        (metric, interval.mean),
-        (metric.bound("low"), interval.low),
-        (metric.bound("high"), interval.high),
-    ):
+    for one, value in ((metric, interval.mean), (metric.bound("low"), interval.low), (metric.bound("high"), interval.high)):
         yield {"policy": policy, "bos": bos, "metric": one, "value": value, "count": items}
+
+
+TITLE = (
+    "Which scores depend on the sink",
+    "Every task under caches of one size, with the first tokens and without; intervals are paired by items.",
+)
+"""Heading of the page, and what was done."""
+
+AXES = {"distance": "tokens from the fact to the end of the answer", "context": "tokens of text before the answer"}
+"""What stands along the axis of a task."""
+
+
+def show(summary: Mapping[str, Any]) -> Iterator[Block]:
+    """Every task, one below the other, and warnings."""
+    found = from_json(Found, summary, "summary.json")
+    for outcome in found.tasks:
+        yield from _task(outcome)
+    for warning in found.warnings:
+        yield Say(f"warning: {warning}")
+    if len(found.tasks) > 1:
+        yield Heading("Index of dependence")
+        ordered = sorted(found.tasks, key=lambda task: -task.dependence.mean if isinstance(task.dependence, Interval) else 2.0)
+        yield Grid(("task", "share of the score above chance that goes with the sink"), [_index(task) for task in ordered])
+
+
+def _task(outcome: Outcome) -> Iterator[Block]:
+    yield Heading(f"{outcome.task}, {counted(outcome.items, 'item')}")
+    yield Say(outcome.sentence)
+    yield Say(f"{outcome.reason[:1].upper()}{outcome.reason[1:]}.")
+    if outcome.verdict == "no":  # of means, which hide what few items have
+        yield Say(rare_cost(outcome.items, "item"), small=True)
+    headings = ["policy", f"{outcome.metric.replace('_', ' ')}, {outcome.unit}", f"less {outcome.without}"]
+    yield Grid(headings, [[row.policy, *_scores(row)] for row in outcome.policies])
+    for row in outcome.policies:
+        if row.refused:
+            yield Say(f"{row.policy} was not run: {row.refused}", small=True)
+    _, index = _index(outcome)
+    yield Say(f"index of dependence: {index}")
+    if outcome.axis is not None:
+        places = sorted({point.at for curve in outcome.curves.values() for point in curve})
+        lines = {
+            name: [next((point.mean for point in curve if point.at == place), None) for place in places]
+            for name, curve in outcome.curves.items()
+        }
+        yield Curves(f"{outcome.task} by policy", lines, places, AXES[outcome.axis], outcome.unit, mark=outcome.window)
+
+
+def _scores(row: PolicyScore) -> tuple[str, str]:
+    if row.score is None:
+        return "not run", ""
+    return interval(row.score, places=3, sign=""), "" if row.difference is None else interval(row.difference, places=3)
+
+
+def _index(outcome: Outcome) -> tuple[str, str]:
+    """The task and its index with the interval, or why there is none."""
+    found = outcome.dependence
+    return outcome.task, interval(found, places=3) if isinstance(found, Interval) else found.refused

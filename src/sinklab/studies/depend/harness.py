@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness under cache policies, one number a document: ours, whose texts are made here, and its own."""
+"""Tasks of lm-evaluation-harness under cache policies of one budget, one number a document: ours, and its own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,46 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.policies.base import Policy
 from sinklab.policies.full import Full
+from sinklab.policies.sink_window import SinkWindow
+from sinklab.policies.window import Window
 from sinklab.registry import policies
 from sinklab.results.store import Store
 from sinklab.results.version import __version__
-from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.found import SCORES
 from sinklab.studies.depend.lm_eval import Beginnings, PolicyLM, TaskManager, datasets, evaluate, harness_task, read_greedy
 from sinklab.tasks.base import Document, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Contenders:
+    """Policies by the name under which they are reported, in the order in which they are shown.
+
+    ``without`` and ``with_sinks`` are the two whose difference is judged: both hold ``budget`` tokens before the query, of
+    which
+    ``num_sinks`` are sinks. ``floor`` keeps only the token before the query.
+    """
+
+    policies: dict[str, Policy]
+    without: str
+    with_sinks: str
+    floor: str
+    budget: int
+    num_sinks: int
+
+
+def make_contenders(budget: int, sinks: Sequence[int] = (4,)) -> Contenders:
+    """The full cache, a window without sinks and with each number of them, and the floor; verdicts are about the most sinks."""
+    if budget < 3:
+        raise ConfigurationError(f"`window` must be at least 3 tokens, a sink included, got {budget}")
+    if not sinks or min(sinks) < 1 or max(sinks) >= budget - 1:
+        raise ConfigurationError(
+            f"`sinks` {','.join(map(str, sinks))} must each be 1 or more and leave two tokens of the window of "
+            f"{budget}; the window alone, without sinks, is always compared"
+        )
+    window, floor = Window(window=budget), Window(window=1)
+    with_sinks = [SinkWindow(num_sinks=number, window=budget - number) for number in sorted(set(sinks))]
+    named: dict[str, Policy] = {policy.describe(): policy for policy in (Full(), window, *with_sinks, floor)}
+    return Contenders(named, window.describe(), with_sinks[-1].describe(), floor.describe(), budget, max(sinks))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,16 +65,12 @@ class Prepared:
     """A task that is ready to be read, and can be: every one is made before anything is read.
 
     Attributes:
-        label: what the task is called in the summary.
-        own: of ours the task; ``None`` of one of the harness.
-        tasks: what :func:`lm_eval.evaluate` takes.
+        own: of ours the task; ``None`` of one of the harness. ``tasks`` is what :func:`lm_eval.evaluate` takes.
         items: documents that it is to read, ``None`` for all that there are.
         item, place: of every document, in the order of their scores.
         counted: indices of those that can tell sinks from none: something is evicted, and both windows hold the fact.
         choices: of those, how many answers are chosen among.
-        texts: ids of documents in which sinks are looked for; of ours alone.
-        scored: how many at their end are scored.
-        sha256: hash of all texts.
+        texts: ids of documents in which sinks are looked for, of ours alone; ``scored`` at their end are scored.
     """
 
     label: str
@@ -89,15 +118,7 @@ def _by_token(document: Mapping[str, Any], results: Sequence[tuple[float, bool]]
 def prepare_task(
     loaded: LoadedModel, task: Task, label: str, contenders: Contenders, items: int, seed: int, bos: int
 ) -> Prepared:
-    """A task of ours.
-
-    Args:
-        bos: beginning-of-sequence tokens in front.
-
-    Raises:
-        ConfigurationError: no question of the task tells the policies apart.
-        InputError: texts that cannot be had.
-    """
+    """A task of ours."""
     lm = _bare(loaded)
     documents = list(task.documents(loaded.encoder, budget=contenders.budget, items=items, seed=seed))
     held = contenders.budget - contenders.num_sinks
@@ -136,14 +157,6 @@ def prepare_harness(loaded: LoadedModel, task: str, contenders: Contenders, item
     """A task of the harness, of which every document is an item.
 
     Only documents that are longer than the window are counted: in the others nothing is evicted, and all policies agree.
-
-    Args:
-        task: a name of the harness, or ``FOLDER:NAME`` for YAML files of one's own.
-        items: documents, from the first one on.
-
-    Raises:
-        InputError: no such task, or one whose texts cannot be had.
-        ConfigurationError: no two documents are longer than the window; or sampling or beams are asked for.
     """
     folder, _, name = task.rpartition(":")
     tasks, lm = _load(folder, name, seed), _bare(loaded)
@@ -220,13 +233,9 @@ def _quiet() -> Iterator[None]:
 
 @dataclasses.dataclass(eq=False)
 class Scored:
-    """All scores of one task.
+    """All scores of one task: by the name of a policy one number for each document, and what stood in front.
 
-    Attributes:
-        scores: by the name of a policy, one number for each document.
-        refused: policies that the model cannot be read under, with the reason.
-        bos: by policy, what stood in front.
-        metric, filter: of the harness, that the scores are of.
+    ``refused`` are policies that the model cannot be read under, with the reason; ``metric`` and ``filter`` are the harness's.
     """
 
     scores: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -251,16 +260,7 @@ def run_task(
     identity: Mapping[str, object],
     progress: Callable[[float], None],
 ) -> Scored:
-    """Score the documents under every policy; one that the model refuses is noted, unless the verdict needs it.
-
-    Args:
-        store: scores of earlier runs are taken from there, and new ones put there.
-        identity: what they depend on besides the task and the policy.
-        progress: called with how many of the policies are done.
-
-    Raises:
-        InputError: a task without a score for each document.
-    """
+    """Score the documents under every policy; one that the model refuses is noted, unless the verdict needs it."""
     scored, beginnings = Scored(), Beginnings(contenders.budget)
     needed = (contenders.with_sinks, contenders.without, contenders.floor)
     version = importlib.metadata.version("lm_eval")

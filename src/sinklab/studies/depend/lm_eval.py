@@ -26,7 +26,6 @@ from transformers.cache_utils import DynamicLayer
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import LoadedModel, opened
-from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec, SlotPolicy
 from sinklab.policies.full import Full
 from sinklab.policies.window import Window
@@ -91,16 +90,10 @@ class PolicyLM(TemplateLM):
         model: a name for :func:`sinklab.load_model`, a loaded model, or a transformers model, then with ``tokenizer``.
         policy: the object, its name, or ``{"name": …, setting: …}``.
         bos: how many beginning-of-sequence tokens every text begins with; by default what the tokenizer puts there.
-        tokenizer: of a transformers model that is given as such.
-        batch_size: requests read side by side, padded on the left, where a cache cannot be shared by texts with a common
-            beginning, and to generate.
+        batch_size: prompts read side by side, padded on the left, to generate.
         chunk: most tokens that the cache takes at once; results do not depend on it.
         progress: called with the tokens (or texts) of a batch of requests that are read, and how many there are.
         beginnings: shared by all policies of this model, to read the first tokens of the same texts once.
-
-    Raises:
-        InputError: a model without a tokenizer.
-        SinklabError: see loading and policies.
     """
 
     def __init__(
@@ -148,11 +141,7 @@ class PolicyLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has nothing before it: the beginning-of-sequence token, or the end-of-text token.
-
-        Raises:
-            InputError: a tokenizer with neither.
-        """
+        """What stands before a text that has nothing before it: the beginning-of-sequence token, or the end-of-text token."""
         begin = self.eot_token_id if self.tokenizer.bos_token_id is None else int(self.tokenizer.bos_token_id)
         if begin is None:
             raise InputError(
@@ -233,11 +222,7 @@ class PolicyLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy continuations, cut before the first stop text.
-
-        Raises:
-            ConfigurationError: sampling or beams.
-        """
+        """Greedy continuations, cut before the first stop text."""
         prompts = [self.fronted(self.tok_encode(request.args[0])) for request in requests]
         self._count_bos(prompts)
         texts: dict[int, str] = {}
@@ -281,25 +266,22 @@ class PolicyLM(TemplateLM):
         yield from (order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size))
 
     def _answers(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """Of contexts and continuations; what texts have in common is read once where the cache can be shared."""
-        reader = open_reader(self.model, self.policy, chunk=self.chunk)
-        if isinstance(reader, CacheReader) and reader.forks:
-            return self._shared(reader, texts)
-        answers: dict[int, tuple[float, bool]] = {}
-        for batch in self._batches([context + continuation for context, continuation in texts]):
-            answers.update(zip(batch, self._score(*zip(*(texts[index] for index in batch), strict=True)), strict=True))
-            self.progress(len(answers), len(texts))
-        return [answers[index] for index in range(len(texts))]
+        """Of contexts and continuations, each read from its beginning to its end.
 
-    def _shared(self, reader: CacheReader, texts: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """As :meth:`_score`, each beginning that several texts have read once: a tree of texts whose branches are rows."""
-        parts = [self._part(*text, owner) for owner, text in enumerate(texts)]
-        parts.sort(key=lambda part: part.ids)
-        common = [0, *(_common(one.ids[:-1], two.ids[:-1]) for one, two in pairwise(parts))]
+        Where the cache can be shared, each beginning that several texts have is read once: a tree whose branches are rows.
+        """
+        reader = open_reader(self.model, self.policy, chunk=self.chunk)
+        parts = sorted((self._part(*text, owner) for owner, text in enumerate(texts)), key=lambda part: part.ids)
+        common, beginnings = [0] * len(parts), None
+        groups: Iterable[list[_Part]] = ([part] for part in parts)
+        if isinstance(reader, CacheReader) and reader.forks:
+            common[1:] = [_common(one.ids[:-1], two.ids[:-1]) for one, two in pairwise(parts)]
+            groups = _groups(parts, common, [reader.policy.max_held(len(part.ids)) for part in parts])
+            beginnings = self.beginnings
         total = sum(len(part.ids) - 1 - shared for part, shared in zip(parts, common, strict=True))
         totals, greedy, done = [0.0] * len(texts), [True] * len(texts), 0
-        for group in _groups(parts, common, [reader.policy.max_held(len(part.ids)) for part in parts]):
-            rows, column = self.beginnings.begin(reader, group) if self.beginnings else ([group], 0)
+        for group in groups:
+            rows, column = beginnings.begin(reader, group) if beginnings else ([group], 0)
             done += column * len(rows)
             for tokens, scores in _read_tree(reader, rows, column):
                 done += tokens
@@ -328,30 +310,6 @@ class PolicyLM(TemplateLM):
         reader = open_reader(self.model, self.policy, chunk=self.chunk)
         return reader, tokens, None if bool(mask.all()) else mask
 
-    def _score(self, contexts: Sequence[list[int]], continuations: Sequence[list[int]]) -> Iterator[tuple[float, bool]]:
-        """The definition: every text from its beginning to its end."""
-        whole = [[*context, *text] for context, text in zip(contexts, continuations, strict=True)]
-        reader, tokens, mask = self._begin([text[:-1] for text in whole])
-        length = tokens.shape[1]
-        following = torch.tensor([[0] * (length - len(text) + 1) + text[1:] for text in whole], device=tokens.device)
-        lengths = torch.tensor([len(text) for text in continuations], device=tokens.device)
-        scored = torch.arange(length, device=tokens.device) >= length - lengths[:, None]
-        totals = torch.zeros(len(whole), dtype=torch.float64, device=tokens.device)
-        greedy = torch.ones(len(whole), dtype=torch.bool, device=tokens.device)
-        # Of the columns before all continuations only what stays in the cache matters; the others go by in pieces, since the
-        # logits of a long text would not fit.
-        begin = length - int(lengths.max())
-        starts = [0] * (begin > 0) + [*range(begin, length, self.chunk)]
-        for start, stop in pairwise([*starts, length]):
-            columns = slice(start, stop)
-            logits = reader.read(tokens[:, columns], None if mask is None else mask[:, columns], keep=1 if stop == begin else 0)
-            if stop == begin:
-                continue
-            right = -cross_entropies(logits, following[:, columns]).double()
-            totals += right.where(scored[:, columns], 0.0).sum(dim=1)
-            greedy &= ((logits.argmax(dim=-1) == following[:, columns]) | ~scored[:, columns]).all(dim=1)
-        return zip(totals.tolist(), greedy.tolist(), strict=True)
-
     def _generate(self, prompts: list[list[int]], settings: list[tuple[list[str], int]]) -> list[str]:
         reader, tokens, mask = self._begin(prompts)
         logits = reader.read(tokens, mask, keep=1)
@@ -376,20 +334,16 @@ class PolicyLM(TemplateLM):
 
 
 class Beginnings:
-    """Keys and values of the first tokens of texts, read once for all policies that see everything there.
-
-    Args:
-        length: tokens; with as many, no policy that is compared has evicted one.
-    """
+    """Keys and values of the first tokens of texts, read once for all policies that see everything there."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self._held: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
 
-    def begin(self, reader: CacheReader, parts: list[_Part]) -> tuple[list[list[_Part]], int]:
+    def begin(self, reader: Reader, parts: list[_Part]) -> tuple[list[list[_Part]], int]:
         """Rows of the reader's cache and the tokens that it holds of each; none where they cannot be shared."""
         length = self.length
-        if min(part.begin for part in parts) <= length or not self._fits(reader):
+        if not isinstance(reader, CacheReader) or min(part.begin for part in parts) <= length or not self._fits(reader):
             return [parts], 0
         rows = [list(members) for _, members in groupby(parts, lambda part: part.ids[:length])]
         texts = [row[0].ids[:length] for row in rows]
@@ -445,14 +399,9 @@ def _groups(parts: list[_Part], common: Sequence[int], held: Sequence[int]) -> I
         start = stop
 
 
-def _read_tree(
-    reader: CacheReader, rows: list[list[_Part]], column: int = 0
-) -> Iterator[tuple[int, list[tuple[int, float, bool]]]]:
+def _read_tree(reader: Reader, rows: list[list[_Part]], column: int = 0) -> Iterator[tuple[int, list[tuple[int, float, bool]]]]:
     """Read sorted parts together, a row of the cache for each beginning that differs; after each forward its tokens, and of
     every token that was scored the owner, its log-likelihood, and whether it was the likeliest.
-
-    Args:
-        rows: the parts of each row of the cache, which has read ``column`` tokens.
     """
     device, vocabulary = reader.model.device, reader.model.config.get_text_config().vocab_size
     while True:
@@ -467,6 +416,7 @@ def _read_tree(
             return
         parents = [row for row, _ in branches]
         if column and parents != list(range(len(rows))):
+            assert isinstance(reader, CacheReader), "others are given one text at a time"
             reader.cache.reorder_cache(torch.tensor(parents, device=device))
         rows = [branch for _, branch in branches]
         # Sorted texts agree as far as the first and the last of them do.
@@ -501,11 +451,7 @@ def _cut(text: str, stops: Iterable[str]) -> str:
 
 
 def read_greedy(settings: dict[str, Any]) -> tuple[list[str], int]:
-    """Stop texts and most new tokens of a request.
-
-    Raises:
-        ConfigurationError: sampling or beams.
-    """
+    """Stop texts and most new tokens of a request."""
     if settings.get("do_sample") or float(settings.get("temperature") or 0.0) > 0.0 or int(settings.get("num_beams") or 1) > 1:
         raise ConfigurationError(
             f"PolicyLM decodes greedily; this task asks for {settings}; set do_sample: false, temperature: 0"

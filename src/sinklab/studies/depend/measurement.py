@@ -11,34 +11,34 @@ from typing import Literal
 import numpy as np
 import torch
 
+from sinklab.attention.maps import token_text
 from sinklab.corpora._reading import RUN, count_repeats
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import guess_warning, is_causal_lm
 from sinklab.models.positions import trained_length
 from sinklab.results.blocks import counted
-from sinklab.results.intervals import Interval, function_over_items, mean_over_items
+from sinklab.results.intervals import LEVEL, Interval, function_over_items, mean_over_items
 from sinklab.results.progress import SinklabWarning
+from sinklab.sinks import find_sinks
 from sinklab.streaming.limits import most_slots
 from sinklab.streaming.traits import ANEW, FixedPositions, read_rotations
-from sinklab.studies.cache.plan import sinks_of_texts
-from sinklab.studies.depend.contenders import Contenders
 from sinklab.studies.depend.found import SCORES, NoIndex, Outcome, Point, PolicyScore
-from sinklab.studies.depend.harness import Prepared, Scored
+from sinklab.studies.depend.harness import Contenders, Prepared, Scored
 
 Verdict = Literal["yes", "no", "undecided"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """Whether a score depends on the sink tokens.
+    """Whether a score depends on the sink tokens, and why, in words that follow "because".
 
     Attributes:
-        verdict: of a score that is above chance. ``yes``: the interval of the difference lies above the minimal effect. ``no``:
-            it lies between minus and plus the minimal effect, and the score uses its context. ``undecided``: anything else, and
-            a score at chance: what falls from there to below it is no knowledge that a sink could carry.
+    verdict: ``yes``: the interval of the difference lies above the minimal effect. ``no``: it lies between minus and plus
+    the
+            minimal effect, and the score uses its context. ``undecided``: anything else, and a score at chance: what falls from
+            there to below it is no knowledge that a sink could carry.
         difference: score with sinks less score without, at the same number of tokens held, over paired items.
-        reason: why, in words that follow "because".
     """
 
     verdict: Verdict
@@ -54,7 +54,6 @@ def judge(
     minimal_effect: float,
     chance: float | None,
     scale: float | None,
-    level: float = 0.95,
 ) -> Judgement:
     """Judge one score.
 
@@ -65,65 +64,51 @@ def judge(
         chance: value of a model that knows nothing, or ``None``.
         scale: how far one item could change, for scores in a fixed range.
     """
-    difference = mean_over_items(with_sinks - without, level=level, scale=scale, paired=True)
-    effect = f"{minimal_effect:g}"
+    difference = mean_over_items(with_sinks - without, scale=scale, paired=True)
     # Two policies are looked at, so each interval leaves out half as much.
-    best = max((mean_over_items(values, level=(1 + level) / 2, scale=scale) for values in (with_sinks, without)), key=_mean)
+    of_both = [mean_over_items(values, level=(1 + LEVEL) / 2, scale=scale) for values in (with_sinks, without)]
+    best = max(of_both, key=lambda one: one.mean)
+    effect = f"{minimal_effect:g}"
     if chance is not None and best.low <= chance:
+        verdict: Verdict = "undecided"
         at_best = f"{best.mean:.3g} at best, and {chance:g} needs no model"
         reason = f"the model is not shown to be above chance, with sinks or without: {at_best}"
-        return Judgement("undecided", difference, reason)
-    if difference.low > minimal_effect:
-        return Judgement("yes", difference, f"the whole interval of the difference lies above {effect}")
-    if -minimal_effect <= difference.low and difference.high <= minimal_effect:
-        use = max(
-            (mean_over_items(values - floor, level=level, scale=scale, paired=True) for values in (with_sinks, without)),
-            key=_mean,
-        )
-        if use.low <= 0.0:
-            return Judgement(
-                "undecided", difference, "the score is not shown to be better than with next to nothing in the cache"
-            )
-        return Judgement("no", difference, f"the whole interval of the difference lies within ± {effect}")
-    if difference.high < -minimal_effect:
-        return Judgement("undecided", difference, f"sinks cost more than {effect} here: the window they take is worth more")
-    return Judgement("undecided", difference, f"the interval of the difference reaches across {effect} or -{effect}")
+    elif difference.low > minimal_effect:
+        verdict, reason = "yes", f"the whole interval of the difference lies above {effect}"
+    elif -minimal_effect <= difference.low and difference.high <= minimal_effect:
+        uses = [mean_over_items(values - floor, scale=scale, paired=True) for values in (with_sinks, without)]
+        verdict, reason = "no", f"the whole interval of the difference lies within ± {effect}"
+        if max(uses, key=lambda one: one.mean).low <= 0.0:
+            verdict, reason = "undecided", "the score is not shown to be better than with next to nothing in the cache"
+    elif difference.high < -minimal_effect:
+        verdict, reason = "undecided", f"sinks cost more than {effect} here: the window they take is worth more"
+    else:
+        verdict, reason = "undecided", f"the interval of the difference reaches across {effect} or -{effect}"
+    return Judgement(verdict, difference, reason)
 
 
 def measure_dependence(
-    visible: np.ndarray,
-    hidden: np.ndarray,
-    floor: np.ndarray,
-    *,
-    chance: float | None,
-    scale: float | None,
-    level: float = 0.95,
+    visible: np.ndarray, hidden: np.ndarray, floor: np.ndarray, *, chance: float | None, scale: float | None
 ) -> Interval | str:
     """The index of dependence with its interval, or why there is none: the share of a score that goes when the sink is hidden.
 
     ``(V - H) / (max(V, H) - F)`` of mean scores with the sink visible (V), hidden (H), and without context (F); from -1 to 1.
     Items are resampled, visible, hidden and floor of an item together, and the ratio is that of the means: a mean of ratios of
     single items would be ruled by those that are near the floor. Where most items do not change and none changes one way, the
-    interval leaves room for that way, as that of the difference does (:func:`~sinklab.results.intervals.mean_over_items`).
-
-    Args:
-        visible, hidden, floor: one number for each item, the same items in the same order; the floor is a policy that keeps
-            one token.
-        chance: value of a model that knows nothing, or ``None``; then the floor is what needs no context.
-        scale: how far one item could change, for scores in a fixed range.
+    interval leaves room for that way, as that of the difference does. Arguments as of :func:`judge`.
     """
     least = floor if chance is None else np.full(len(visible), chance)
     best = visible if visible.mean() >= hidden.mean() else hidden
     # The better of two is looked at, so each interval leaves out half as much, as in the judge.
-    above = mean_over_items(best - least, level=(1 + level) / 2, scale=scale)
+    above = mean_over_items(best - least, level=(1 + LEVEL) / 2, scale=scale)
     if above.low <= 0.0:
         # Without a chance level the score may gain by the sink all the same: what is not known is a share of what.
         worse = "not shown to be better than with one token in the cache: no share of it can be given"
         return worse if chance is None else "at chance: says nothing about sinks"
-    index = function_over_items(np.stack([visible, hidden, least]), _share, level=level)
+    index = function_over_items(np.stack([visible, hidden, least]), _share)
     change, room = visible - hidden, float((best - least).mean())
     if np.ptp(change) < 1e-12:  # no spread to resample: the rule of three, as for the difference itself
-        difference = mean_over_items(change, level=level, scale=scale, paired=True)
+        difference = mean_over_items(change, scale=scale, paired=True)
         index = _bounded(index.mean, difference.low / room, difference.high / room)
     elif scale is not None and np.mean(change == 0) > 0.5:  # and as there where none of few changes goes the other way
         margin = 3.0 * scale / len(change) / room
@@ -147,10 +132,6 @@ def _share(means: np.ndarray) -> np.ndarray:
     return result
 
 
-def _mean(interval: Interval) -> float:
-    return interval.mean
-
-
 MOST_REPEATS = 0.1
 """Share of texts scored on tokens of another one up to which their intervals stand without a warning."""
 
@@ -162,11 +143,7 @@ SEARCHED = 64
 
 
 def require_windows(loaded: LoadedModel) -> None:
-    """Refuse a model that no task can be put to under the two caches that are always compared: they hold a window.
-
-    Raises:
-        UnsupportedModelError: it predicts no next token, or what is cached cannot be moved.
-    """
+    """Refuse a model that no task can be put to under the two caches that are always compared: they hold a window."""
     if not is_causal_lm(loaded.model):
         raise UnsupportedModelError(
             f"{type(loaded.model).__name__} predicts no next token of its own text, so no task can be put to it under a "
@@ -193,7 +170,7 @@ def default_window(loaded: LoadedModel) -> int:
     return half if most is None else min(half, most - 1)
 
 
-def outcome(prepared: Prepared, scored: Scored, contenders: Contenders, level: float) -> Outcome:
+def outcome(prepared: Prepared, scored: Scored, contenders: Contenders) -> Outcome:
     """What the scores of a task come to."""
     task, unit = prepared.own, SCORES[scored.metric].unit
     if task is not None:
@@ -204,17 +181,15 @@ def outcome(prepared: Prepared, scored: Scored, contenders: Contenders, level: f
     scale = 1.0 if unit == "fraction" else None
     values = {name: _by_item(scores, prepared.item, prepared.counted) for name, scores in scored.scores.items()}
     judged, without, floor = (values[name] for name in (contenders.with_sinks, contenders.without, contenders.floor))
-    verdict = judge(judged, without, floor, minimal_effect=minimal_effect, chance=chance, scale=scale, level=level)
-    index = measure_dependence(judged, without, floor, chance=chance, scale=scale, level=level)
+    verdict = judge(judged, without, floor, minimal_effect=minimal_effect, chance=chance, scale=scale)
+    index = measure_dependence(judged, without, floor, chance=chance, scale=scale)
     axis = None if task is None else task.axis
     curves = {} if axis is None else {name: _curve(prepared, scores) for name, scores in scored.scores.items()}
     shown = [
         PolicyScore(
             name,
-            _score(values[name], scale, level),
-            None
-            if name == contenders.without
-            else mean_over_items(values[name] - without, level=level, scale=scale, paired=True),
+            _score(values[name], scale),
+            None if name == contenders.without else mean_over_items(values[name] - without, scale=scale, paired=True),
             float(scored.scores[name].mean()),
         )
         if name in values
@@ -222,7 +197,7 @@ def outcome(prepared: Prepared, scored: Scored, contenders: Contenders, level: f
         for name in contenders.policies
     ]
     points = {
-        name: [Point(place, *_ends(_score(numbers, scale, level))) for place, numbers in curve]
+        name: [Point(place, *dataclasses.astuple(_score(numbers, scale))) for place, numbers in curve]
         for name, curve in curves.items()
     }
     return Outcome(
@@ -250,25 +225,17 @@ def _curve(prepared: Prepared, scores: np.ndarray) -> list[tuple[int, np.ndarray
     return [(place, _by_item(scores, prepared.item, at[place])) for place in sorted(at)]
 
 
-def _score(values: np.ndarray, scale: float | None, level: float) -> Interval:
+def _score(values: np.ndarray, scale: float | None) -> Interval:
     """Of a mean score; one in a fixed range is that of a share, and so is its interval."""
-    interval = mean_over_items(values, level=level, scale=scale)
+    interval = mean_over_items(values, scale=scale)
     return interval if scale is None else Interval(interval.mean, max(0.0, interval.low), min(scale, interval.high))
-
-
-def _ends(interval: Interval) -> tuple[float, float, float]:
-    return interval.mean, interval.low, interval.high
 
 
 # --- warnings, each a sentence or empty ---------------------------------------------------------------------------------------
 
 
 def window_warning(loaded: LoadedModel, window: int) -> str:
-    """Where a cache and the token at hand have more positions than the model was trained on.
-
-    Args:
-        window: tokens before the query that the largest cache holds.
-    """
+    """Where a cache and the token at hand have more positions than the model was trained on."""
     trained = trained_length(loaded.model)
     if trained is None or window < trained:
         return ""
@@ -309,7 +276,8 @@ def _other_sink(loaded: LoadedModel, prepared: Prepared, contenders: Contenders)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SinklabWarning)  # of texts so short that the first token is called a sink
-            sinks = sinks_of_texts(loaded, torch.tensor([ids[:length] for ids in prepared.texts]))
+            texts = torch.tensor([ids[:length] for ids in prepared.texts], device=loaded.device)
+            sinks = find_sinks(loaded.model, texts, decode=lambda token: token_text(loaded.tokenizer, token))
     except UnsupportedModelError:  # its attention cannot be seen, which no policy needs
         return ""
     sink = sinks.main

@@ -1,4 +1,4 @@
-"""What an export is: its plan, what an engine makes of each part of a policy, the engines, and the file for one of them."""
+"""What is exported: the policy of a comparison, what an engine makes of each part of it, and the file for one of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, InputError, UnknownNameError
+from sinklab.policies.base import Policy
 from sinklab.registry import policies
-from sinklab.results.blocks import Block, Facts, Heading
+from sinklab.results.blocks import Block, Facts, Heading, counted, interval
+from sinklab.results.sections import from_json
+from sinklab.results.table import read_run
+from sinklab.streaming.limits import require_integers
+from sinklab.studies.cache.found import Comparison, PolicyEntry, recommended
 
 if TYPE_CHECKING:
     from sinklab.policies.base import Policy
@@ -26,37 +31,18 @@ PAST_TRAINING = "past the trained length that can cost more than they gain (meas
 
 @dataclass(frozen=True)
 class Answer:
-    """What an engine makes of one part of a policy: how well, and by what."""
+    """What an engine makes of one part of a policy: how well, and by what, or why it cannot and what happens instead."""
 
     how: Literal["expressed", "approximated", "not expressible"]
     says: str
 
 
-def expressed(says: str) -> Answer:
-    """The engine does just that."""
-    return Answer("expressed", says)
-
-
-def approximated(says: str) -> Answer:
-    """It does something near to it; ``says`` is what the difference is."""
-    return Answer("approximated", says)
-
-
-def not_expressible(says: str = "it has no such setting") -> Answer:
-    """It cannot; ``says`` is why, and what happens instead."""
-    return Answer("not expressible", says)
-
-
 @dataclass(frozen=True)
 class ExportPlan:
-    """A policy to be written for engines, and what was measured of it.
+    """A bounded policy to be written for engines, and in ``found`` what was measured of it, for the head of a file.
 
-    Attributes:
-        model: its name, as the comparison had it.
-        bos: whether the texts of the comparison began with BOS.
-        policy: the policy itself, which holds a bounded number of tokens.
-        quantized: ``int8`` or ``int4`` for a cache of integers, else ``None``.
-        found: sentences on what was measured, for the head of a file.
+    ``bos`` says whether the texts of the comparison began with BOS; ``quantized`` is ``int8`` or ``int4`` for a cache of
+    integers.
     """
 
     model: str
@@ -115,12 +101,8 @@ class ExportPlan:
 class Engine(abc.ABC):
     """One engine, with no state; a method for each part of a policy says what the engine makes of it.
 
-    A part that the engine has no setting for needs no method: that is the answer of this class.
-
-    Attributes:
-        name: how a user calls it.
-        file: name of the file that is written for it.
-        checked: which version of its documentation or source the answers were checked against, and when.
+    A part that the engine has no setting for needs no method. ``checked`` says which version of its documentation or source the
+    answers were checked against, and when.
     """
 
     name: ClassVar[str]
@@ -129,23 +111,23 @@ class Engine(abc.ABC):
 
     def stay(self, plan: ExportPlan) -> Answer:
         """The tokens of :attr:`ExportPlan.pinned` are never evicted; an engine that cannot do that is given nothing."""
-        return not_expressible()
+        return Answer("not expressible", "it has no such setting")
 
     def window(self, plan: ExportPlan) -> Answer:
         """The last :attr:`ExportPlan.recent` tokens before the query are held."""
-        return not_expressible()
+        return Answer("not expressible", "it has no such setting")
 
     def rule(self, plan: ExportPlan) -> Answer:
         """What else a policy does; an engine that cannot do that is given nothing."""
-        return not_expressible("it has no such rule")
+        return Answer("not expressible", "it has no such rule")
 
     def positions(self, plan: ExportPlan) -> Answer:
         """Positions of keys are ranks in the cache, or indices in the text."""
-        return not_expressible()
+        return Answer("not expressible", "it has no such setting")
 
     def integers(self, plan: ExportPlan) -> Answer:
         """Keys and values are kept as integers, those of pinned and newest tokens are not."""
-        return not_expressible()
+        return Answer("not expressible", "it has no such setting")
 
     @abc.abstractmethod
     def text(self, plan: ExportPlan) -> str:
@@ -191,11 +173,7 @@ class ExportEntry:
 
 
 def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
-    """What an engine makes of a plan, and its file.
-
-    Raises:
-        ConfigurationError: it cannot keep the tokens that stay, or has no such rule: without them it is another policy.
-    """
+    """What an engine makes of a plan, and its file."""
     parts: list[ExportPart] = []
     for method, name, wanted in plan.wanted():
         answer: Answer = getattr(engine, method)(plan)
@@ -225,3 +203,70 @@ def show_exports(entries: Sequence[ExportEntry], folder: Path) -> Iterator[Block
         yield Heading(f"{entry.engine}: {entry.policy}", 3)
         parts = [(part.part, f"{part.wanted}: {part.how}: {part.says}") for part in entry.parts]
         yield Facts([("file", str(folder / entry.file)), ("command", entry.command), *parts])
+
+
+def comparison_of(folder: Path) -> Comparison:
+    """``summary.json`` of ``sinklab cache``, or the entry ``cache`` of that of an audit."""
+    kind = read_run(folder).get("kind")
+    summary = read_run(folder, "summary.json") if kind in ("cache", "audit") else {}
+    comparison = summary.get("cache") if kind == "audit" else summary
+    if not isinstance(comparison, dict) or "policies" not in comparison:
+        what = f"a run of {kind}" if kind != "audit" else "an audit that compared no policies"
+        raise InputError(f"{folder} is {what}; a run of 'sinklab cache' is needed")
+    return from_json(Comparison, comparison, folder / "summary.json")
+
+
+def plan_of(found: Comparison, policy: str | None = None, quantized: str | None = None) -> ExportPlan:
+    """A policy of a comparison, by default the recommended one."""
+    entry = recommended(found) if policy is None else _named(found, policy)
+    if entry is None:
+        raise InputError(f"this comparison recommends no policy, name one with `policy`: {found.recommendation}")
+    made: Policy = policies.make(dict(entry.settings))
+    if not made.bounded:
+        raise InputError(f"policy {made.name!r} keeps everything, as every engine does by itself; name another with `policy`")
+    sentences = [_loss(found, entry)]
+    if policy is None:
+        sentences.append(found.recommendation)
+    if quantized is not None:
+        require_integers(made)
+        sentences.append(_integers(found, made, quantized))
+    return ExportPlan(found.model, bool(found.bos), made, quantized, tuple(sentences))
+
+
+def _named(found: Comparison, text: str) -> PolicyEntry:
+    rows = found.policies
+    matches = [row for row in rows if text == row.label] or [row for row in rows if text == row.policy]
+    if len(matches) == 1:
+        return matches[0]
+    labels = ", ".join(repr(row.label) for row in matches or rows)
+    if matches:
+        raise InputError(f"`policy` {text!r} stands for {len(matches)} rows of this comparison; name one: {labels}")
+    raise InputError(f"`policy` {text!r} is no row of this comparison; it has {labels}")
+
+
+def _loss(found: Comparison, entry: PolicyEntry) -> str:
+    loss = interval({"mean": entry.loss, "low": entry.loss_low, "high": entry.loss_high}, 3, "")
+    texts = f"{counted(found.documents, 'text')} of {found.tokens:,} tokens of {found.corpus}"
+    return f"Measured: {loss} nats per token, {texts} {'with' if found.bos else 'without'} BOS."
+
+
+def _integers(found: Comparison, policy: Policy, kind: str) -> str:
+    """What integers cost with as few tokens whole; one that leaves the policy is kept whole because rounding it costs most."""
+    pinned = set(getattr(policy, "pinned", ()))
+    measured = [one for one in found.quantized if one.quantized == kind and one.window and set(one.positions) <= pinned]
+    if not measured:
+        return f"What {kind} costs was not measured."
+    entry = measured[0]
+    return (
+        f"{kind} costs {interval(entry.gap, 4, '')} nats per token in a cache of {entry.window:,} tokens, in full precision: "
+        f"{entry.whole}."
+    )
+
+
+def checked_engines(names: Sequence[str]) -> list[Engine]:
+    """Engines by their names, each once, in the order in which they were named."""
+    known = engines()
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"no engine is called {name!r}. Known: {', '.join(known)}")
+    return [known[name] for name in dict.fromkeys(names)]

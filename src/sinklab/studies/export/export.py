@@ -25,7 +25,7 @@ def export(
     Args:
         run: Output directory of 'sinklab cache', or of an audit with its section on policies.
         to: kvpress, llama.cpp.
-        policy: A row of the run's table by its name or label, or name:setting=value; by default the recommended one.
+        policy: A row of the run's table by its name or label; by default the recommended one.
         quantized: Quantise the cache, int8 or int4; what that costs 'sinklab cache --quantized' measures.
         out: Directory for the files; by default export inside RUN. Files of the same names are replaced.
 
@@ -41,8 +41,7 @@ def export(
     """
     from sinklab.results.file import check_file
     from sinklab.results.table import write_text
-    from sinklab.studies.export.base import exported, show_exports
-    from sinklab.studies.export.chosen import checked_engines, comparison_of, plan_of
+    from sinklab.studies.export.base import checked_engines, comparison_of, exported, plan_of, show_exports
 
     engines = checked_engines(to)
     plan = plan_of(comparison_of(run), policy, quantized)

@@ -54,10 +54,9 @@ class Fit:
 class Residuals:
     """How well a fit does on texts that it was not made from; of query heads, float64.
 
-    Attributes:
-        explained: share of the variance of the sinks' scores, at most 1 (R²).
-        error: mean distance of the weight on nothing from that on the sinks.
-        weight: mean weight on the sinks.
+    ``explained`` is the share of the variance of the sinks' scores, at most 1 (R²), ``weight`` the mean weight on the
+    sinks, and
+    ``error`` the mean distance of the weight on nothing from it.
     """
 
     explained: Tensor
@@ -208,13 +207,7 @@ def calibrate(
     batch_size: int,
     progress: Progress,
 ) -> dict[str, Fit]:
-    """The fit of every attention module, by least squares over all queries that see all sinks and stand on none.
-
-    Args:
-        samples: without padding, all of one length.
-        shapes: of the modules, with where queries stand before rotation.
-        positions: of the sinks.
-    """
+    """The fit of every attention module, by least squares over all queries that see all sinks and stand on none."""
     sums = {name: _Sums() for name in shapes}
 
     def take(name: str, *parts: Tensor) -> None:

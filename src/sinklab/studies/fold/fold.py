@@ -5,22 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
+from typing_extensions import Doc
+
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
-from sinklab.studies.arguments import (
-    SEQ_LEN,
-    Bos,
-    CorpusOfModel,
-    Doc,
-    Loading,
-    ModelSource,
-    Output,
-    Samples,
-    Seed,
-    SeqLen,
-    Threshold,
-    command,
-)
+from sinklab.studies import arguments
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,21 +32,21 @@ class FoldResult(Result):
     loaded: LoadedModel | None = None
 
 
-@command("fold")
+@arguments.command("fold")
 def fold_sinks(
-    model: ModelSource,
+    model: arguments.ModelSource,
     *,
-    corpus: CorpusOfModel = "auto",
-    held_out: Annotated[CorpusOfModel, Doc("Texts to judge by; by default others of the same corpus.")] = "auto",
-    seq_len: SeqLen = LENGTH,
-    samples: Samples = 16,
+    corpus: arguments.CorpusOfModel = "auto",
+    held_out: Annotated[arguments.CorpusOfModel, Doc("Texts to judge by; by default others of the same corpus.")] = "auto",
+    seq_len: arguments.SeqLen = LENGTH,
+    samples: arguments.Samples = 16,
     margin: float = 0.01,
     silence: bool = False,
-    threshold: Threshold = 0.3,
-    seed: Seed = 0,
-    bos: Bos = "auto",
-    loading: Loading = Loading(),
-    output: Output = Output(),
+    threshold: arguments.Threshold = 0.3,
+    seed: arguments.Seed = 0,
+    bos: arguments.Bos = "auto",
+    loading: arguments.Loading = arguments.Loading(),
+    output: arguments.Output = arguments.Output(),
 ) -> FoldResult:
     """Make the sinks of a trained model explicit: constants in the place of the tokens on which its heads rest.
 
@@ -93,12 +82,12 @@ def fold_sinks(
     from sinklab.corpora.samples import Samples as Shown
     from sinklab.models.attach import save_model
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
+    from sinklab.report.page import write_blocks_page
     from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
-    from sinklab.studies.fold.found import fold_rows
+    from sinklab.studies.fold.found import LEAD, TITLE, fold_rows, show
     from sinklab.studies.fold.measurement import constants_of, fold, require_foldable
-    from sinklab.studies.fold.show import blocks, write_page
     from sinklab.studies.measure.probing import require_length, require_one_place, uses_bos
     from sinklab.studies.origin.measurement import birth_neurons
 
@@ -131,7 +120,7 @@ def fold_sinks(
         tokenizer = loaded.tokenizer
         starts = calibration
         if calibration.kind == "text":  # where sinks are, and where they are born, shows in the first tokens
-            starts = Shown({name: tensor[:, :SEQ_LEN] for name, tensor in calibration.arguments.items()})
+            starts = Shown({name: tensor[:, : arguments.SEQ_LEN] for name, tensor in calibration.arguments.items()})
         sinks = find_sinks(
             loaded.model, starts.on(loaded.device, loaded.dtype), threshold=threshold, names=calibration.names,
             together=calibration.together, corpus=text.label, bos=int(with_bos),
@@ -156,8 +145,8 @@ def fold_sinks(
         result = run.finish(
             summary={**facts, **constants, "sinks": sinks.to_dict(), **to_json(found)},
             table=make_table(fold_rows(found, len(judged)), run_id=run.id, seed=seed, **facts, **constants),
-            show=blocks,
-            page=write_page,
+            show=show,
+            page=lambda folder: write_blocks_page(folder, TITLE, LEAD, show),
             files=files,
             loaded=made,
             config={"corpus": text.label},

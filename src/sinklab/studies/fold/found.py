@@ -1,12 +1,15 @@
-"""What ``sinklab fold`` found: how well constants stand for the sinks, head by head, and what the fold costs in loss."""
+"""What fold_sinks() finds and shows: how well constants stand for the sinks, head by head, and what the fold costs in loss."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from typing import Any
 
+from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, Say, counted, interval, number
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import FRACTION, Coordinates, Metric, Row
+from sinklab.results.sections import from_json
 
 EXPLAINED = Metric(
     "fold_explained",
@@ -88,15 +91,12 @@ class Folding:
     """``summary.json`` of ``sinklab fold`` besides what the model is.
 
     Attributes:
-        text: the finding.
         positions: that are folded; empty where there is nothing to fold.
         calibration, samples, seq_len: texts that the constants are made of, others that they are judged on, and their length.
-        loss: of the model as it is on the latter.
-        margin: change of the loss in nats up to which a fold is taken.
+        loss: of the model as it is on the latter; ``margin`` in nats up to which a fold is taken.
         left_alone: layers with a sink whose heads are not folded, with the reason.
         places: token behind which each stretch of the losses begins; ``curves``: of each form the mean loss there.
         largest: largest input of a linear map as it is, folded, and with neurons silenced.
-        notes: sinks that are not folded, and what else limits the result.
     """
 
     text: str
@@ -134,3 +134,65 @@ def fold_rows(found: Folding, samples: int) -> Iterator[Row]:
         metrics = (FOLD_LOSS, *map(FOLD_LOSS.bound, ("low", "high")))
         for metric, value in zip(metrics, astuple(change), strict=True):
             yield {**common, "intervention": name, "metric": metric, "value": value}
+
+
+TITLE = "The sink, folded"
+LEAD = (
+    "The key on which heads rest is hidden, and each head has a score and a value for nothing in its place: constants of the "
+    "model, fitted without training. The hidden states of the sink itself stay what they were."
+)
+
+
+def show(summary: Mapping[str, Any]) -> Iterator[Block]:
+    """The finding, what stands in the place of the sinks and its loss, and the heads."""
+    found = from_json(Folding, summary, "summary.json")
+    yield Say(found.text)
+    if not found.heads:
+        for note in found.notes:
+            yield Say(note, small=True)
+        return
+    judged = found.loss is not None
+    yield Grid(
+        ["In the place of the sinks", "Score", "Value", "Loss", "Change, nats" if judged else "Change of the output", "Saved"],
+        [
+            [form.name, form.score, form.value, form.loss, interval(form.change), "yes" if form.chosen else ""]
+            for form in found.forms
+        ],
+        text=3,
+    )
+    if found.silenced:
+        yield Heading("Neurons that make it stand out", 3)
+        yield Grid(
+            ["Module", "Neurons", "Change without them, nats", "At the sinks themselves", "Silenced"],
+            [
+                [one.module, ", ".join(map(str, one.units)), interval(one.change), one.at_sinks, "yes" if one.kept else "no"]
+                for one in found.silenced
+            ],
+            text=2,
+        )
+    if found.largest:
+        yield Facts([("largest input of a linear map", ", ".join(f"{name} {number(v)}" for name, v in found.largest.items()))])
+    yield Curves("Loss behind each token", found.curves, [float(place) for place in found.places], "token", "nats")
+    yes = {True: "yes", False: ""}
+    yield Grid(
+        ["Head", "Rests", "Folded", "R²", "Weight", "error", "Mean score", "Value, norm", "spread"],
+        [
+            [
+                f"{head.layer}.{head.head}", yes[head.rests], yes[head.folded], head.explained, head.weight, head.error,
+                head.score, head.value_norm, head.value_spread,
+            ]
+            for head in found.heads
+        ],
+        "Every head", folded=True, text=3,
+    )  # fmt: skip
+    for line in found.left_alone:
+        yield Say(line)
+    for note in found.notes:
+        yield Say(note, small=True)
+    yield Say(
+        f"Constants from {counted(found.calibration, 'sample')} of {found.seq_len} tokens, judged on {found.samples} others: "
+        f"change of the {'loss' if judged else 'output (distance over norm)'} with 95 % interval over samples. "
+        "Score linear: in the query before rotation. R²: of the scores of the sinks. "
+        "Weight: on the sinks, over the queries that see them; error: mean distance of the weight on nothing from it. Spread: "
+        "root mean square distance of single samples' values from the constant one, as a share of its norm.", small=True,
+    )  # fmt: skip

@@ -50,26 +50,19 @@ class _Chosen(NamedTuple):
     name: str
     score: str
     value: str
-    linear: bool
-    valued: bool
 
 
 FORMS = (
-    _Chosen("constants", "linear", "mean", True, True),
-    _Chosen("constant score", "constant", "mean", False, True),
-    _Chosen("no value", "linear", "0", True, False),
-    _Chosen("learned sink logit (gpt-oss)", "constant", "0", False, False),
+    _Chosen("constants", "linear", "mean"),
+    _Chosen("constant score", "constant", "mean"),
+    _Chosen("no value", "linear", "0"),
+    _Chosen("learned sink logit (gpt-oss)", "constant", "0"),
 )
 """What may stand in the place of the sinks, beside nothing."""
 
 
 def require_foldable(model: PreTrainedModel, operation: str) -> None:
-    """Refuse a model of which no sink can be folded.
-
-    Raises:
-        InputError: it is folded already.
-        UnsupportedModelError: an operation that is not softmax, or an encoder–decoder.
-    """
+    """Refuse a model of which no sink can be folded."""
     recorded = getattr(model.config, CONFIG_FIELD, None) or {"operation": getattr(model.config, "operation", None) or {}}
     if isinstance(recorded, Mapping) and recorded.get("operation", {}).get("name") == FoldedSink.name:
         raise InputError(f"the sinks of this {type(model).__name__} are folded already")
@@ -159,16 +152,18 @@ def fold(
     which = FORMS[forms.index(best)]
     _put(model, fits, folded, which)
     if behind is not None and abs(best.change.mean) > margin:
-        best, dropped = _within(model, samples, plain, which, fits, folded, residuals, margin, behind)
-        losses[which.name] = dropped.losses
-        left_alone += dropped.lines
+        best, losses[which.name], lines = _within(model, samples, plain, which, fits, folded, residuals, margin, behind)
+        left_alone += lines
         forms[FORMS.index(which)] = best
-    losses["nothing"] = _hidden_losses(model, samples, judged, fits, folded, which)
+    for name in parameters:
+        _set(model, name, parameters_of(fits[name], ()))  # the sinks hidden, and nothing in their place
+    losses["nothing"] = _scored(model, samples, judged)
+    _put(model, fits, folded, which)
     progress("losses", 6, 6)
     forms = [dataclasses.replace(form, chosen=form.name == which.name) for form in forms]
-    forms.append(_form(_Chosen("nothing", "–", "–", True, True), plain, losses["nothing"], behind))
+    forms.append(_form(_Chosen("nothing", "–", "–"), plain, losses["nothing"], behind))
     if prefix is not None:
-        forms.append(_form(_Chosen("a cached entry, not folded", "its mean key", "mean", True, True), plain, prefix, behind))
+        forms.append(_form(_Chosen("a cached entry, not folded", "its mean key", "mean"), plain, prefix, behind))
     silenced = list[Silenced]()
     if behind is not None:
         silenced = _silence(model, samples, losses[which.name], neurons, margin, behind)
@@ -193,9 +188,6 @@ def folded_copies(
     """A model with its sinks folded, and the same with the neurons silent that write them; a name and a description of each.
 
     The copy that is given second is the first one, changed further. Nothing is judged by a loss; arguments as of :func:`fold`.
-
-    Raises:
-        SinklabError: the model cannot be folded.
     """
     require_foldable(model, operation)
     positions, _ = foldable_positions(sinks)
@@ -313,7 +305,11 @@ def _form(form: _Chosen, plain: Tensor, scored: Tensor, behind: int | None) -> F
 def _put(model: PreTrainedModel, fits: Mapping[str, Fit], folded: Mapping[str, Sequence[int]], form: _Chosen) -> None:
     for name, heads in folded.items():
         if heads:
-            _set(model, name, parameters_of(fits[name], heads, linear=form.linear, valued=form.valued))
+            _set(model, name, _parameters(fits[name], heads, form))
+
+
+def _parameters(fit: Fit, heads: Sequence[int], form: _Chosen) -> dict[str, Tensor]:
+    return parameters_of(fit, heads, linear=form.score == "linear", valued=form.value == "mean")
 
 
 @torch.no_grad()
@@ -321,28 +317,6 @@ def _set(model: PreTrainedModel, name: str, values: Mapping[str, Tensor]) -> Non
     state = getattr(model.get_submodule(name), ATTRIBUTE)
     for key, value in values.items():
         getattr(state, key).copy_(value)
-
-
-def _hidden_losses(
-    model: PreTrainedModel,
-    samples: Samples,
-    judged: bool,
-    fits: Mapping[str, Fit],
-    folded: Mapping[str, Sequence[int]],
-    form: _Chosen,
-) -> Tensor:
-    """With the sinks hidden and nothing in their place."""
-    for name, heads in folded.items():
-        if heads:
-            _set(model, name, parameters_of(fits[name], ()))
-    losses = _scored(model, samples, judged)
-    _put(model, fits, folded, form)
-    return losses
-
-
-class _Dropped(NamedTuple):
-    losses: Tensor
-    lines: list[str]
 
 
 def _within(
@@ -355,7 +329,7 @@ def _within(
     residuals: Mapping[str, Residuals],
     margin: float,
     behind: int,
-) -> tuple[Form, _Dropped]:
+) -> tuple[Form, Tensor, list[str]]:
     """Leave as few layers as they are as it takes to come within the margin, those whose weights are missed most first."""
     order = sorted((name for name, heads in folded.items() if heads), key=lambda name: -float(residuals[name].error.max()))
     everything, low, high = dict(folded), 1, len(order)
@@ -365,7 +339,7 @@ def _within(
             folded[name] = () if place < count else everything[name]
             state = getattr(model.get_submodule(name), ATTRIBUTE)
             state.shape = dataclasses.replace(state.shape, folded=folded[name])
-            _set(model, name, parameters_of(fits[name], folded[name], linear=form.linear, valued=form.valued))
+            _set(model, name, _parameters(fits[name], folded[name], form))
         losses = sample_losses(model, samples.scored or samples).double()
         return _form(form, plain, losses, behind), losses
 
@@ -378,7 +352,7 @@ def _within(
         f"Layer {layers.index(name)} is left as it is: with it the loss changes by more than {margin:g} nats."
         for name in order[:low]
     ]
-    return best, _Dropped(losses, lines)
+    return best, losses, lines
 
 
 def _silence(

@@ -51,12 +51,11 @@ _HINTS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeasuredWeights:
-    """What was measured of given weights.
+    """What was measured of given weights: the long table, whose column ``tier`` is :data:`TIER`, and where the sinks are.
 
-    Attributes:
-        table: the long table (:data:`sinklab.results.table.COLUMNS`), column ``tier`` being :data:`TIER`.
-        sinks: where the sinks are, and what every head gives to the main one; value ratios are not known.
-        shape: layers, samples, heads of a layer (the most), queries, keys: how the array was read.
+    ``sinks`` has what every head gives to the main one; value ratios are not known. ``shape`` says how the array was read:
+    layers,
+    samples, heads of a layer (the most), queries, keys.
     """
 
     table: pd.DataFrame
@@ -64,13 +63,11 @@ class MeasuredWeights:
     shape: tuple[int, int, int, int, int]
 
     def __repr__(self) -> str:
-        layers, samples, heads, queries, keys = self.shape
+        names = ("layer", "sample", "head", "query", "key")
+        read = ", ".join(counted(number, noun) for number, noun in zip(self.shape, names, strict=True))
         main = self.sinks.main
         sinks = f"sink at {main.describe()}, {main.sinking} of {counted(len(self.sinks.heads), 'head')}" if main else "no sink"
-        counts = {"layer": layers, "sample": samples, "head": heads}
-        read = ", ".join(counted(number, noun) for noun, number in counts.items())
-        read += f", {'1 query' if queries == 1 else f'{queries:,} queries'}, {counted(keys, 'key')}"
-        return f"MeasuredWeights({read}; {sinks})"
+        return f"MeasuredWeights({read.replace('querys', 'queries')}; {sinks})"
 
 
 def from_weights(
@@ -92,8 +89,8 @@ def from_weights(
 
     Args:
         weights: numpy or torch, floating point: ``(queries, keys)``, ``(heads, q, k)``, ``(layers, heads, q, k)`` or ``(layers,
-            samples, heads, q, k)``; or a list with an array for each layer, ``(q, k)``, ``(heads, q, k)`` or ``(samples, heads,
-            q, k)``, as ``output_attentions`` gives it. Entries ``None`` (layers without attention) are left out.
+            samples, heads, q, k)``; or a list with an array for each layer, as ``output_attentions`` gives it, of which entries
+            ``None`` (layers without attention) are left out.
         causal: a query sees its own key and those before it; with fewer queries than keys the queries are the last ones.
         tokens: of the keys, ids or texts, ``(keys,)`` or ``(samples, keys)``; a sink is then also found as a token.
         attention_mask: ``(samples, keys)``, 0 or false for padding, not measured; positions count from the first token.
@@ -106,10 +103,6 @@ def from_weights(
         threshold: mean weight above which a head sinks, in [0, 1).
         probes: names, settings or probes; by default all that weights are enough for. Those of a sink are about the one found,
             unless they name another ``sink_position`` than 0.
-
-    Warns:
-        UserWarning: every sample or, under causal=True, a window is so short that a head that looks at all keys alike gives the
-            first one more than ``threshold``; or fewer than half of the queries see the first one.
 
     Raises:
         InputError: an array that is not of these shapes, not of floating point, empty, or that cannot be attention weights: the

@@ -8,20 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.errors import ConfigurationError
 from sinklab.results.blocks import Block, Cell, Facts, Grid
 from sinklab.results.run import Result, Run
-from sinklab.studies.arguments import (
-    SEQ_LEN,
-    BatchSize,
-    Bos,
-    CorpusOfModel,
-    Loading,
-    ModelSource,
-    Output,
-    Samples,
-    Seed,
-    SeqLen,
-    Threshold,
-    command,
-)
+from sinklab.studies import arguments
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,20 +20,20 @@ THRESHOLD = 0.3
 """Of the probes that have one, where no other is given."""
 
 
-@command
+@arguments.command
 def measure(
-    model: ModelSource,
+    model: arguments.ModelSource,
     *,
     probes: Sequence[str | dict[str, Any] | Probe],
-    corpus: CorpusOfModel = "auto",
-    seq_len: SeqLen = SEQ_LEN,
-    samples: Samples = 100,
-    threshold: Threshold = THRESHOLD,
-    seed: Seed = 0,
-    bos: Bos = "auto",
-    batch_size: BatchSize = None,
-    loading: Loading = Loading(),
-    output: Output = Output(),
+    corpus: arguments.CorpusOfModel = "auto",
+    seq_len: arguments.SeqLen = arguments.SEQ_LEN,
+    samples: arguments.Samples = 100,
+    threshold: arguments.Threshold = THRESHOLD,
+    seed: arguments.Seed = 0,
+    bos: arguments.Bos = "auto",
+    batch_size: arguments.BatchSize = None,
+    loading: arguments.Loading = arguments.Loading(),
+    output: arguments.Output = arguments.Output(),
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Run chosen probes over a model. With --json: one row of the table per line.
@@ -134,11 +121,7 @@ def _require_threshold(threshold: float, probes: Sequence[Mapping[str, Any]]) ->
 
 
 def display(result: Result) -> Iterator[Block]:
-    """A row a metric, and of an encoder–decoder one for each part, whose numbers have no mean in common.
-
-    Of a metric that has a number for each position the first position is shown, of one that has some, such as the positions of
-    the largest values of a layer, all that have one.
-    """
+    """A row a metric, at the first position where it has a number for each, and of an encoder–decoder one for each part."""
     parts = ["part"] if result.table["part"].notna().any() else []
     shown: list[list[Cell]] = []
     for (probe, metric, unit, part), rows in result.table.groupby(["probe", "metric", "unit", "part"], sort=True, dropna=False):

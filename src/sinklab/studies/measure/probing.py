@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from sinklab.attention.anatomy import uses_returned
 from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.modules import has_all_heads, input_device, placement_of
-from sinklab.attention.operation import Operation
 from sinklab.attention.probe import Probe, named_twice
 from sinklab.attention.session import Session, attend
 from sinklab.corpora.base import HELD, Encoder
@@ -62,11 +61,7 @@ def require_one_place(model: nn.Module, command: str) -> None:
 
 
 def make_probe(probe: str | Mapping[str, object] | Probe, threshold: float) -> Probe:
-    """A probe from its name and settings; one that has a threshold and is given none gets ours.
-
-    Raises:
-        UnknownNameError: no probe is called so; where a metric is, the message names its probe.
-    """
+    """A probe from its name and settings; one that has a threshold and is given none gets ours."""
     if isinstance(probe, Probe):
         return probe
     settings = probe_registry.read(probe)
@@ -81,15 +76,8 @@ def make_probe(probe: str | Mapping[str, object] | Probe, threshold: float) -> P
 
 
 def make_probes(probes: Sequence[str | Mapping[str, object] | Probe], threshold: float) -> list[Probe]:
-    """A list of probes from their names and settings, as :func:`make_probe`.
-
-    Raises:
-        ConfigurationError: one probe and no list, or two probes of one name: a row of a table has the name of its probe and
-            not the settings, so that their numbers could not be told apart, and means would be taken over both.
-    """
-    if isinstance(probes, (str, Mapping, Probe)):
-        raise ConfigurationError(f"`probes` is one probe, {probes!r}; expected a list of them")
-    if not isinstance(probes, Iterable):
+    """A list of probes from their names and settings, as :func:`make_probe`."""
+    if isinstance(probes, (str, Mapping, Probe)) or not isinstance(probes, Iterable):
         raise ConfigurationError(f"`probes` is {probes!r}; expected a list of them")
     made = [make_probe(probe, threshold) for probe in probes]
     twice = named_twice(made)
@@ -111,11 +99,7 @@ def require_positions(probes: Iterable[Probe], length: int) -> None:
 
 
 def uses_bos(encoder: Encoder, bos: str) -> bool:
-    """Whether samples start with the beginning-of-sequence token under ``bos``.
-
-    Raises:
-        ConfigurationError: not one of auto, always, none; or always without such a token.
-    """
+    """Whether samples start with the beginning-of-sequence token under ``bos``."""
     if bos not in ("auto", "always", "none"):
         raise ConfigurationError(f"`bos` {bos!r} must be auto, always or none")
     if bos == "always" and encoder.bos_token_id is None:
@@ -234,12 +218,7 @@ def _room_for_weights(
 
 
 def as_samples(samples: Samples | Tensor | Mapping[str, Tensor]) -> Samples:
-    """The samples; token ids ``(samples, seq_len)``, or what a tokenizer returns, as samples of text.
-
-    Raises:
-        ConfigurationError: something else, such as texts.
-        InputError: nothing in them.
-    """
+    """The samples; token ids ``(samples, seq_len)``, or what a tokenizer returns, as samples of text."""
     if isinstance(samples, Tensor):
         samples = Samples.of_tokens(samples)
     elif isinstance(samples, Mapping) and isinstance(samples.get("input_ids"), Tensor):
@@ -273,14 +252,7 @@ def scored_pairs(logits: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def check_identity(model: PreTrainedModel, samples: Samples | Tensor) -> dict[str, int]:
-    """Prove on the first sample (of a text, on its start) that a session does not change one bit of the model's output.
-
-    Returns:
-        What was compared, for the run record.
-
-    Raises:
-        MeasurementError: an output differs, or there is none to compare.
-    """
+    """Prove on the first sample (of a text, its start) that a session changes no bit of the output; what was compared."""
     first = as_samples(samples).take(slice(0, 1))
     if first.kind == "text":
         first = Samples({name: tensor[:, :IDENTITY_TOKENS] for name, tensor in first.arguments.items()})
@@ -324,24 +296,13 @@ def model_facts(loaded: LoadedModel, session: Session) -> dict[str, object]:
     }
 
 
-def classes_of(model: nn.Module) -> list[type]:
-    """Classes of sinklab and of its plug-ins that a model is made of: what numbers of it depend on besides its weights."""
-    parts = {type(value) for module in model.modules() for value in (module, *vars(module).values())}
-    known = {cls for cls in parts if cls.__module__.startswith("sinklab.") or issubclass(cls, Operation)}
-    return sorted(known, key=lambda cls: (cls.__module__, cls.__qualname__))
-
-
 def checks(session: Session, identity: dict[str, int]) -> dict[str, object]:
     """What the measurement proved of itself, counted; whatever failed has raised."""
     return {**identity, "attention_modules_seen": len(session.calls), **session.checks}
 
 
 def forward_arguments(model: PreTrainedModel, samples: Samples, *, full_logits: bool) -> dict[str, object]:
-    """Arguments of a model's forward for some samples, without a cache, and with logits of the last token alone if these do.
-
-    Raises:
-        UnsupportedModelError: the model does not read such samples.
-    """
+    """Arguments of a model's forward for some samples, without a cache, and with logits of the last token alone if these do."""
     known = inspect.signature(model.forward).parameters
     missing = [name for name in samples.arguments if name not in known]
     if missing:

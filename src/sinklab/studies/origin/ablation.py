@@ -31,19 +31,8 @@ rounding grows with the number of terms (of half precision each write has three 
 
 
 class Writer:
-    """The linear map at the end of a sublayer, by units; of attention its inputs are heads side by side.
-
-    Attributes:
-        path: qualified name of the map.
-        kind: what a unit is: ``neuron`` or ``head``.
-        units, size: how many there are, and columns of each.
-        directions: what each column writes at an activation of 1, ``(columns, width)``.
-
-    Args:
-        path, module: of the map.
-        weight: with which it acts, as :func:`~sinklab.attention.modules.weight_of` has it.
-        heads: of the attention in front of it; ``None`` for neurons.
-    """
+    """The linear map at the end of a sublayer, by units, ``neuron`` or ``head``; ``size`` is columns of each, and
+    ``directions`` what each column writes at an activation of 1, ``(columns, width)``."""
 
     def __init__(self, path: str, module: nn.Module, weight: Tensor, heads: int | None) -> None:
         self.path, self.directions = path, weight.T
@@ -65,11 +54,8 @@ class Writer:
 
 
 def writer_of(model: nn.Module, sublayer: Sublayer, heads: int | None) -> Writer | None:
-    """The writer of a sublayer; ``None`` where its write is not the rescaled output of one linear map.
-
-    Args:
-        heads: of the attention module, for a sublayer of attention.
-    """
+    """The writer of a sublayer, of attention with so many heads; ``None`` where its write is not the rescaled output of one
+    linear map."""
     if sublayer.writer is None:
         return None
     module = submodule(model, sublayer.writer)
@@ -83,16 +69,12 @@ def writer_of(model: nn.Module, sublayer: Sublayer, heads: int | None) -> Writer
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decomposition:
-    """A write at a place as a sum; fields as in :class:`~sinklab.studies.origin.found.Origin`, of a place without a write none.
+    """A write at a place as a sum; fields as in :class:`~sinklab.studies.origin.found.Origin`, of a place without a write
+    none.
 
-    Attributes:
-        norm: of the mean write over samples and places.
-        channels: the largest ones, as far as they make up :data:`COVERED` of the squared norm.
-        units: in falling order, up to :data:`COVERED` of the norm together.
-        rest: what is not from units: the bias.
-        error: largest deviation of the sum of all parts from the norm, as a share of it.
-        not_split: why the write is not split; empty where it is.
-    """
+    ``norm`` is of the mean write over samples and places; ``channels`` and ``units`` are the largest, up to :data:`COVERED` of
+    its square and of itself; ``rest`` is not from units: the bias; ``error`` the deviation of the sum of all parts, as a share
+    of it."""
 
     norm: float | None = None
     channels: list[Channel] = dataclasses.field(default_factory=list)
@@ -137,11 +119,7 @@ class _Seen(Tap):
 
 @torch.no_grad()
 def decompose(setting: OriginSetting, sublayer: Sublayer, writer: Writer | None, at: Tensor) -> Decomposition:
-    """Split the mean write of a sublayer at a place.
-
-    Args:
-        at: which tokens are the place, boolean ``(samples, length)``.
-    """
+    """Split the mean write of a sublayer at a place, the tokens ``at``, boolean ``(samples, length)``."""
     seen = _Seen(sublayer, at)
     setting.run(seen, sublayer.block)
     written = torch.cat(seen.written)
@@ -177,27 +155,21 @@ def decompose(setting: OriginSetting, sublayer: Sublayer, writer: Writer | None,
     return Decomposition(norm, channels, writer.kind, units, norm if why else rest, error, why)
 
 
-Mode = Literal["zero", "mean", "constant"]
+Mode = Literal["zero", "mean"]
 MODES: dict[Mode, str] = {
     "zero": "activation 0 at every position",
     "mean": "at the place the mean over all other positions of all samples",
-    "constant": "at the place the mean over the other samples at the place itself",
 }
 """What is done with the activation of a unit."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edit:
-    """One change of the model; with nothing given none.
+    """One change of the model, on ``units``, ``controls``, ``write`` or ``channels``; with nothing given none.
 
-    Attributes:
-        name, on, what: of the change, what it is made on (``units``, ``controls``, ``write``, ``channels``), and in words.
-        stage: of the write that is edited.
-        columns, values: columns of the writer's input, ``(columns,)`` or ``(samples, columns)``, and what they become,
-            ``(samples, length, columns)``; NaN to stay.
-        write: the whole write at the place becomes 0.
-        block, channels, state: channels of what leaves a block, and what they become at the place, ``(channels,)``.
-    """
+    ``columns`` of the writer's input in the write of that ``stage``, ``(columns,)`` or ``(samples, columns)``, become
+    ``values``, ``(samples, length, columns)``, NaN to stay; or the whole ``write`` at the place becomes 0; or ``channels`` of
+    what leaves a ``block`` become ``state`` at the place."""
 
     name: str
     on: str = ""
@@ -217,11 +189,9 @@ class Measured:
 
     Attributes:
         loss: float64 ``(samples,)``, mean over its scored positions; NaN where none is taken.
-        spikes: float64 ``(samples, blocks)``: largest over median size of what leaves each block, other sinks and spikes left
-            out of the largest.
-        spiked: boolean, of the same shape: whether that largest stands at the place.
-        weights, uniform: by attention module, see :class:`~sinklab.studies.origin.tracing.PlaceWeights`.
-        layers: running number of each attention module.
+        spikes, spiked: ``(samples, blocks)``: largest over median size of what leaves each block
+            (:func:`largest_over_median`).
+        weights, uniform, layers: by attention module, see :class:`~sinklab.studies.origin.tracing.PlaceWeights`.
     """
 
     loss: Tensor
@@ -274,13 +244,7 @@ class _Edited(Tap):
 def run_edits(
     setting: OriginSetting, edits: Sequence[Edit], at: Tensor, stage: str, clean: Measured | None = None
 ) -> list[Measured]:
-    """Every edit on every sample.
-
-    Args:
-        at: boolean ``(samples, length)``: the tokens of the place.
-        stage: what is said of the progress.
-        clean: of the model as it is; what an edit cannot change is taken from there, and not run again.
-    """
+    """Every edit on every sample; what an edit cannot change is taken from ``clean``, the model as it is, and not run again."""
     samples, measured = len(setting.samples), list[Measured]()
     for number, edit in enumerate(edits):
 
@@ -364,17 +328,7 @@ def read_columns(setting: OriginSetting, sublayer: Sublayer, columns: Tensor) ->
 
 
 def new_values(mode: Mode, clean: Tensor, at: Tensor, others: Tensor) -> Tensor:
-    """What the activations become, ``(samples, length, columns)``; NaN where they stay as they are.
-
-    Args:
-        clean: of the model as it is, same shape.
-        at, others: which tokens are the place, and which are others, boolean ``(samples, length)``.
-    """
+    """What ``(samples, length, columns)`` of activations become; NaN where they stay. ``at`` is the place, boolean."""
     if mode == "zero":
         return torch.zeros_like(clean)
-    here, new = at[..., None], torch.full_like(clean, float("nan"))
-    if mode == "mean":
-        return torch.where(here, clean[others].mean(0), new)
-    sums, counts = (clean * here).sum(1), at.sum(1)[:, None].to(clean)
-    rest = (sums.sum(0) - sums) / (counts.sum(0) - counts).clamp_min(1)
-    return torch.where(here, rest[:, None], new)
+    return torch.where(at[..., None], clean[others].mean(0), torch.full_like(clean, float("nan")))

@@ -5,27 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Literal
 
-from sinklab.results.blocks import (
-    Bar,
-    Block,
-    Cell,
-    Curves,
-    Facts,
-    Grid,
-    Heading,
-    HeadMap,
-    Say,
-    counted,
-    interval,
-    names,
-    number,
-)
+from sinklab.results.blocks import Block, Cell, Curves, Facts, Grid, Heading, HeadMap, Say, counted, interval, names, number
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import Coordinates, Metric, Row
-from sinklab.studies.origin import SECTION
 
 NORM_RATIO = Metric(
     "place_norm_ratio",
@@ -118,9 +102,8 @@ class Death:
 class HeadWeight:
     """What one head gives to the place: as the model is, if attention were uniform, and under edits by their names.
 
-    ``own`` heads are those that give the place most. Of these ``kept`` is the share of what exceeds uniform attention that is
-    left with the units silenced, where that was measured and something exceeds it.
-    """
+    ``own`` heads are those that give the place most; of these ``kept`` is the share above uniform attention that silenced
+    units leave."""
 
     layer: int
     head: int
@@ -201,12 +184,7 @@ class Origins:
 
 
 def origin_rows(origin: Origin, heads: Sequence[tuple[str, int, int, float]], samples: int) -> Iterator[Row]:
-    """Rows of the long table about one place.
-
-    Args:
-        heads: module, layer, head and weight on the place of every head.
-        samples: that have the place.
-    """
+    """Rows of the long table about one place; ``heads`` are module, layer, head and weight of all; ``samples`` have it."""
     common: Coordinates = {"probe": "origin", "sink": origin.place, "count": samples}
     if origin.block is not None:
         # Units and channels are neither heads nor positions, whose columns others count.
@@ -256,8 +234,6 @@ def show(found: Origins) -> Iterator[Block]:
         yield Facts(list(_facts(origin)))
         if origin.edits:
             yield Grid(["Edit", "Loss, nats", "Weight", "kept", "Spike", "kept"], list(_edits(origin)))
-        if origin.units:
-            yield Grid(["Part", "Along the write"], list(_bars(origin)), "What writes it", folded=True)
         yield Grid(
             ["Head", "Weight on it", "If attention were uniform", "Units silenced", "Whole write 0"],
             [
@@ -385,33 +361,11 @@ def _head(head: HeadWeight) -> str:
     return f"{head.layer}.{head.head}"
 
 
-def _bars(origin: Origin) -> Iterator[list[Cell]]:
-    """Units, all others together, and what is from no unit; they sum to the norm of the write."""
-    if not origin.units or origin.norm is None or origin.rest is None:
-        return
-    parts = [(unit.name, unit.along, "unit") for unit in origin.units]
-    parts.append(("all others", origin.norm - sum(unit.along for unit in origin.units) - origin.rest, "rest"))
-    parts += [("bias and other parts", origin.rest, "rest")] if origin.rest else []
-    most = max(abs(value) for _, value, _ in parts) or 1.0
-    for name, value, kind in parts:
-        yield [name, Bar(value, value / most, kind)]
-
-
 def _edits(origin: Origin) -> Iterator[list[Cell]]:
     """The model as it is, then every edit."""
     units = counted(len(origin.units), str(origin.unit_kind))
     yield ["as it is", "", number(origin.weight, 2), "", number(origin.spike) if origin.spiked else None, ""]
     for edit in origin.edits:
-        yield [f"{_ON[edit.on].format(units=units)}: {edit.edit}", *_effects(origin, edit)]
-
-
-def _effects(origin: Origin, edit: Edited) -> list[Cell]:
-    spike: list[Cell] = [edit.spike, interval(edit.spike_kept, 2, "")] if origin.spiked else [None, None]
-    return [interval(edit.loss, 3), number(edit.weight, 2), interval(edit.weight_kept, 2, ""), *spike]
-
-
-def write_page(folder: Path) -> Path:
-    """``folder/report.html`` of a run of ``sinklab origin``, from its ``summary.json`` and ``run.json``."""
-    from sinklab.report.page import write_blocks_page
-
-    return write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks)
+        spike: list[Cell] = [edit.spike, interval(edit.spike_kept, 2, "")] if origin.spiked else [None, None]
+        changed = [interval(edit.loss, 3), number(edit.weight, 2), interval(edit.weight_kept, 2, ""), *spike]
+        yield [f"{_ON[edit.on].format(units=units)}: {edit.edit}", *changed]

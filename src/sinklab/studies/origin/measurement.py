@@ -78,10 +78,8 @@ def locate_origins(
     """Find every birth of every sink, and of every spike that is no sink of its own; with the rows of the long table.
 
     Args:
-        samples: two or more, of any kind that the model reads.
-        sinks: that were found on samples like these.
+        samples: two or more, of any kind that the model reads; sinks were found on samples like these.
         controls: draws of random units for each edit; every sample is edited with one of them.
-        batch_size: samples a forward.
         seed: of the units drawn as controls and of the samples drawn from.
 
     Raises:
@@ -135,10 +133,8 @@ def locate_origins(
 
 
 def birth_neurons(model: PreTrainedModel, samples: Samples, sinks: Sinks) -> list[tuple[str, list[int]]]:
-    """Of every birth of a sink at a fixed position that neurons write: the linear map that they write by, and their numbers.
-
-    Without edits, so in the time of some forwards; arguments and errors as of :func:`locate_origins`.
-    """
+    """Of every birth of a sink at a fixed position that neurons write: the linear map that they write by, and their numbers;
+    without edits, so in the time of some forwards."""
     few, found = samples.take(slice(0, 2)), list[tuple[str, list[int]]]()
     structure = find_structure(model, lambda: model(**forward_arguments(model, few, full_logits=False)))
     growth = measure_growth(model, structure, samples, ROWS_AT_ONCE)
@@ -170,11 +166,7 @@ def origin_section(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
 
 
 def require_settings(samples: int, controls: int, batch_size: int | None) -> None:
-    """Refuse numbers that no measurement can be made with, before a model is loaded.
-
-    Raises:
-        ConfigurationError: there is one.
-    """
+    """Refuse numbers that no measurement can be made with, before a model is loaded."""
     if samples < 2:
         raise ConfigurationError(f"`samples` {samples}: an interval over samples needs two or more")
     if not 1 <= controls <= MOST_CONTROLS:

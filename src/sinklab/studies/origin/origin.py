@@ -50,11 +50,9 @@ def find_origin(
 
     Covers every sink, and every position whose norm stands out although no head has a sink there. Reports each block and
     sublayer in which its norm jumps, what writes it away again, the channels that carry it, the neurons or heads that write
-    them and how much of it, and which heads look at it. The units are then silenced, set
-    to the mean of other positions, compared with as many random units of the same layer.
-    docs/explain.md#where-a-sink-is-born has the definitions and their limits.
-
-    embedded:softmax takes some 2 seconds of one core, a model of 135 million parameters a minute.
+    them and how much of it, and which heads look at it. The units are then silenced, set to the mean of other positions,
+    compared with as many random units of the same layer. docs/explain.md#where-a-sink-is-born has the definitions and their
+    limits.
 
     Args:
         controls: Number of random draws of as many units of the same layer.
@@ -76,13 +74,13 @@ def find_origin(
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples, reading_part
     from sinklab.models.positions import require_lengths
+    from sinklab.report.page import write_blocks_page
     from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.sinks import find_sinks
     from sinklab.sinks.value import require_sinks
     from sinklab.studies.measure.probing import as_samples, require_length, require_one_place, uses_bos
     from sinklab.studies.origin import SECTION
-    from sinklab.studies.origin.found import write_page
     from sinklab.studies.origin.measurement import ROWS_AT_ONCE, locate_origins, require_settings
 
     settings = {
@@ -123,7 +121,7 @@ def find_origin(
             summary={**facts, "sinks": sinks.to_dict(), **to_json(found)},
             table=make_table(rows, run_id=run.id, seed=seed, **facts),
             show=SECTION.blocks,
-            page=write_page,
+            page=lambda folder: write_blocks_page(folder, SECTION.title, SECTION.lead, SECTION.blocks),
             loaded=loaded,
             config={"corpus": label, "samples": len(inputs)},
             model={"name": loaded.name, "class": type(loaded.model).__name__, "revision": loaded.revision},

@@ -37,11 +37,9 @@ class Sublayer:
         block: running number of the call of the block.
         stage: running number of the write, 1 for the first of the model; 0 is what enters the first block.
         kind: what it is; ``block`` for all that a block adds, where that could not be accounted for.
-        source: qualified name of the module whose output, times ``scale``, is added; of a whole block the block itself.
-        scale: constant factor, 1 in nearly all models.
+        source: qualified name of the module whose output, times ``scale``, is added, at its call ``turn`` within the block.
         writer: qualified name of the linear map that the source's output is a rescaling of.
         norm: module that the sum goes through before the next sublayer or the end of the block (post-norm), if any.
-        turn: which call of the source within the block it is, from 0: one dropout may serve two sublayers.
         attention: qualified name of the attention module, of a sublayer of attention.
     """
 
@@ -58,11 +56,8 @@ class Sublayer:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One call of a block: the ``call``-th, from 0, of a module that is called again where layers share weights (ALBERT).
-
-    Attributes:
-        returns: whether it gives the hidden states alone, as they are or in a tuple, or more than these.
-    """
+    """One call of a block: the ``call``-th, from 0, of a module that is called again where layers share weights (ALBERT);
+    ``returns`` says whether it gives the hidden states alone, as they are or in a tuple, or more than these."""
 
     number: int
     module: str
@@ -138,8 +133,7 @@ def hooked(register: Callable[[list[RemovableHandle]], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def passing(model: nn.Module, structure: Structure, first: int, last: int, entering: Tensor) -> Iterator[None]:
     """Run the blocks ``first`` to ``last`` alone, as if ``entering`` had come out of those in front; the others pass on what
-    they are given. Of models whose blocks return nothing besides (``Block.returns``).
-    """
+    they are given. Of models whose blocks return nothing besides."""
     numbers: dict[str, list[Block]] = {}
     for block in structure.blocks:
         numbers.setdefault(block.module, []).append(block)

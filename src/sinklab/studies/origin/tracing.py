@@ -79,8 +79,7 @@ class Growth:
     Attributes:
         norms: float32 ``(samples, stages, length)``; of post-norm models, of the sum before the norm.
         blocks: float32 ``(samples, blocks + 1, length)``: what enters the first block, and what leaves every block.
-        positions: int64 ``(samples, length)``, in the document; -1 for padding.
-        tokens: ids of the same shape, -1 where there is none (padding, learned tokens); ``None`` for samples that are no text.
+        positions, tokens: int64 ``(samples, length)``: in the document, -1 for padding; ids, or ``None`` for what is no text.
         entering: what enters every block, ``(samples, length, width)`` each; none where blocks cannot be run from there.
     """
 
@@ -104,13 +103,8 @@ class Growth:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OriginSetting:
-    """A model on its samples, and how it is measured.
-
-    Attributes:
-        others: boolean ``(samples, length)``: tokens that are neither sinks nor spikes.
-        batch_size: samples a forward, those under different edits counted.
-        controls: draws of random units for each edit.
-    """
+    """A model on its samples, and how it is measured; ``others``, boolean ``(samples, length)``, are tokens that are neither
+    sinks nor spikes."""
 
     model: PreTrainedModel
     structure: Structure
@@ -151,11 +145,7 @@ class OriginSetting:
         return place.mask(self.growth.positions, self.growth.tokens)
 
     def without(self, place: Place) -> OriginSetting:
-        """With the tokens of a place, and no others, left out of those that it is compared with.
-
-        Raises:
-            InputError: a sample without any other token.
-        """
+        """With the tokens of a place, and no others, left out of those that it is compared with; some must be left."""
         if not place.sinks:
             return self
         others = self.real & ~self.tokens_at(place)
@@ -178,11 +168,8 @@ class OriginSetting:
 
 
 def own_heads(setting: OriginSetting, seen: Mapping[str, Tensor], block: int, last: int | None = None) -> HeadsByModule:
-    """The heads behind a block, up to a last one, that give a place most; of all blocks where no attention comes behind it.
-
-    Args:
-        seen: the weight on the place, ``(samples, heads)``, by attention module.
-    """
+    """The heads behind a block, up to a last one, that give a place most (``seen``, ``(samples, heads)`` by module); of all
+    blocks where no attention comes behind it."""
     blocks = {label: setting.block_of(label) for label in seen}
     end = len(setting.structure.blocks) if last is None else last
     labels = [label for label in seen if block < blocks[label] <= end] or list(seen)
@@ -249,11 +236,7 @@ def _positions(samples: Samples, length: int) -> Tensor:
 
 @torch.no_grad()
 def measure_growth(model: PreTrainedModel, structure: Structure, samples: Samples, batch_size: int) -> Growth:
-    """Norms of all samples at every stage, and what enters every block, so that nothing in front of an edit runs again.
-
-    Raises:
-        UnsupportedModelError: blocks that do not have the same positions.
-    """
+    """Norms of all samples at every stage, and what enters every block, so that nothing in front of an edit runs again."""
     parts, ids = list[_Norms](), list[Tensor]()
     keeps = all(block.split and block.returns != "more" for block in structure.blocks)
     for batch in samples.batches(batch_size):
@@ -291,13 +274,9 @@ def _runs_from_inside(model: PreTrainedModel, structure: Structure, samples: Sam
 class Birth:
     """Where the norm at a place jumps.
 
-    Attributes:
-        stage: of the write behind which it has jumped; 0 where it does so before the first block.
-        before, after: mean over samples of the norm there over that of other tokens, before and behind it.
-        peak: the largest such ratio up to the next birth.
-        until: stage of the next birth; ``None`` of the last one.
-        death: stage of the write that takes half of the norm away again, up to the next birth; ``None`` where none does.
-    """
+    ``stage`` is that of the write behind which it has jumped, 0 before the first block; ``before``, ``after`` and ``peak`` (up
+    to the next birth) the mean over samples of the norm there over that of other tokens. ``until`` is the stage of the next
+    birth, and ``death`` that of the write that takes half of the norm away again."""
 
     stage: int
     before: float
@@ -315,13 +294,9 @@ class Birth:
 def births_of(growth: Growth, at: Tensor, others: Tensor) -> list[Birth]:
     """The stages at which the norm at a place grows most against that of other tokens, one for each time that it rises.
 
-    Growth is the step of ``max(ratio, 1)``, mean over samples: what lies below the other tokens does not count, so that a
-    small embedding that reaches the size of the others has not jumped. A place whose ratio falls to half and doubles again is
-    born again. One that never doubles has one entry, whose ``jumps`` may be false.
-
-    Args:
-        at, others: which tokens are the place, and with which they are compared, boolean ``(samples, length)``.
-    """
+    Growth is the step of ``max(ratio, 1)``, mean over samples: a small embedding that reaches the size of the others has not
+    jumped. A place whose ratio falls to half and doubles again is born again. One that never doubles has one entry, which may
+    not jump."""
     own = growth.means(at)
     ratios = own / growth.means(others)
     known = ~ratios.isnan().any(1)
@@ -361,14 +336,9 @@ def _rises(levels: Sequence[float]) -> list[tuple[int, int]]:
 
 
 def spike_places(growth: Growth, known: Sequence[Sink], names: Sequence[str] | None = None) -> list[Sink]:
-    """Positions whose norm is :data:`SPIKE_TIMES` that of other tokens at some stage in half of the samples, none of the known.
-
-    Other tokens are those of the sample in the middle: their median, since the spikes themselves would raise the mean.
-
-    Args:
-        known: places that are followed anyway.
-        names: what each position is, where positions are no tokens of a text.
-    """
+    """Positions whose norm is :data:`SPIKE_TIMES` that of other tokens at some stage in half of the samples, none of the
+    known: the median of the sample, since the spikes themselves would raise the mean. ``names`` says what positions are that
+    are no tokens of a text."""
     real = (growth.positions >= 0)[:, None]
     middle = growth.norms.masked_fill(~real, float("nan")).nanmedian(2, keepdim=True).values
     high = ((growth.norms > SPIKE_TIMES * middle) & real).any(1)
@@ -385,14 +355,11 @@ def spike_places(growth: Growth, known: Sequence[Sink], names: Sequence[str] | N
 
 
 def largest_over_median(hidden: Tensor, at: Tensor, others: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest over median size of the hidden states of every sample, and whether the largest stands at a place.
+    """Largest over median size of the hidden states of every sample, float64 ``(samples,)``, and whether the largest stands at
+    a place.
 
     The largest is that of the place and of the tokens that are neither sinks nor spikes, so that a spike at one place is none
-    of another; the median is that of all tokens that are no padding (``real``).
-
-    Returns:
-        float64 and boolean ``(samples,)``.
-    """
+    of another; the median is that of all tokens that are no padding (``real``)."""
     sizes, real = hidden.float().abs(), real.to(hidden.device)
     if bool(real.all()):
         medians = sizes.flatten(1).median(1).values
@@ -404,17 +371,9 @@ def largest_over_median(hidden: Tensor, at: Tensor, others: Tensor, real: Tensor
 
 
 class PlaceWeights(Watcher):
-    """What every head gives to some places of a sample, all of them together.
-
-    Queries that stand on one of the places (``at``, boolean ``(samples, length)``) are left out, and such that see none; of
-    calls over other lengths nothing is taken.
-
-    Attributes:
-        weights: by module, float64 ``(samples, heads)``: mean over queries of the weight on the places together; NaN for a
-            sample without such a query.
-        uniform: by module, float64 ``(samples, heads)``: the weight if every visible key had the same.
-        layers: running number of each module.
-    """
+    """What every head gives to some places of a sample together: float64 ``(samples, heads)`` by module, mean over queries,
+    and ``uniform`` if every visible key had the same. Queries that stand on a place (``at``, boolean ``(samples, length)``) or
+    see none are left out, and calls over other lengths; NaN for a sample without such a query."""
 
     name, needs = "place_weights", frozenset({"mass", "log_sum_exp"})
 

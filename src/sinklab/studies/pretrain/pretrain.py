@@ -32,7 +32,7 @@ def pretrain(
     'sinklab show RECIPE' lists the fields for --set; 'sinklab audit OUT/model' audits the result.
 
     Args:
-        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run.
+        recipe: A name from 'sinklab list recipes', or the run.json or YAML of a run.
         changes: Change a field, such as training.steps=500; repeatable.
         out: Output directory; by default sinklab-runs/<recipe>.
         resume: Continue the run in the output directory, if there is one.

@@ -32,16 +32,10 @@ EVERYWHERE = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Spike:
-    """The channel of a site with the largest range.
+    """The channel of a site with the largest range, ``ratio`` times that of the median channel; ``large`` for so many bits.
 
-    Attributes:
-        site: key of the site.
-        channel: its number.
-        ratio: its range over that of the median channel.
-        large: whether that is a spike on a grid of so many bits.
-        channels: all channels of the site that are, the largest first.
-        positions: tokens that carry it in half of the samples or more; empty where there are none.
-        everywhere: it stands at so many positions that it belongs to none.
+    ``channels`` are all of the site that are large. ``positions`` carry the first one in half of the samples or more; they are
+    empty where there are none, or where it stands ``everywhere``.
     """
 
     site: str
@@ -63,12 +57,7 @@ def worst_channel(found: Range) -> tuple[int, float, Tensor]:
 
 
 def find_spikes(twin: Twin, samples: Samples, ranges: Mapping[str, Range], bits: int) -> dict[str, Spike]:
-    """The worst channel of every site, with the tokens that carry it where it is a spike.
-
-    Args:
-        samples: those that the ranges are from.
-        bits: of the grid that the spike would be on.
-    """
+    """The worst channel of every site, with the tokens that carry it where it is a spike."""
     least = max(LEAST_RATIO, 2 ** min(bits, 8) / LEAST_LEVELS)
     spikes = {}
     for key, found in ranges.items():
@@ -80,17 +69,17 @@ def find_spikes(twin: Twin, samples: Samples, ranges: Mapping[str, Range], bits:
     shown = dict.fromkeys(ranges, 0)
 
     def look(site: Site, values: Tensor) -> None:
-        spike = spikes[site.key]
+        spike = spikes[site.name]
         if not spike.large or values.ndim != 3:
             return
-        extremes = ranges[site.key]
+        extremes = ranges[site.name]
         height = HEIGHT * max(float(extremes.high[spike.channel]), -float(extremes.low[spike.channel]))
         carrying = (values[..., spike.channel].abs() >= height).sum(0)
-        shown[site.key] += len(values)
-        before = counts.get(site.key, carrying.new_zeros(0))
+        shown[site.name] += len(values)
+        before = counts.get(site.name, carrying.new_zeros(0))
         longest = max(len(before), len(carrying))  # samples that are padded come without their padding
         longer = [nn.functional.pad(part, (0, longest - len(part))) for part in (before, carrying)]
-        counts[site.key] = longer[0] + longer[1]
+        counts[site.name] = longer[0] + longer[1]
 
     if any(spike.large for spike in spikes.values()):
         twin.watch(samples, look)
@@ -123,14 +112,7 @@ def tried_cures(
     carrying: Sequence[int],
     without: Mapping[tuple[int, ...], Ranges],
 ) -> list[Cure]:
-    """Cures that change how activations are put on grids.
-
-    Args:
-        base: the scheme without a cure.
-        sinks: positions of the sinks.
-        carrying: positions that carry spikes.
-        without: ranges that leave some positions out, by these positions.
-    """
+    """Cures that change how activations are put on grids."""
     cures = [Cure("per token", "a scale for each token", dataclasses.replace(base, per_token=True))]
     for name, label, positions in (
         ("sinks whole", "the activations of the sinks kept whole", tuple(sinks)),
@@ -163,12 +145,10 @@ def cost_of(twin: Twin, treatment: Treatment, positions: float | None, prefix_by
     first = treatment.positions == tuple(range(len(treatment.positions)))
     share = len(treatment.positions) / positions if positions else 0.0
     for site in twin.sites.values():
-        channels = len(treatment.channels.get(site.key, ()))
+        channels = len(treatment.channels.get(site.name, ()))
         part = share + (1 - share) * channels / site.width
         if treatment.scheme.activations != WHOLE_BITS:
             whole_numbers, numbers = whole_numbers + part * site.rows * site.width, numbers + site.rows * site.width
-        if site.kind != "linear":
-            continue
         whole, total = whole + part * site.products, total + site.products
         if narrow:
             held += WHOLE_BYTES * channels * site.outputs

@@ -1,13 +1,15 @@
-"""What quantize() finds: what each scheme costs, which sites carry it, and what is left with each cure."""
+"""What quantize() finds, and how it is shown: what each scheme costs, which sites carry it, and what is left with each cure."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Unpack
+from typing import Any, Unpack
 
+from sinklab.results.blocks import Block, Grid, Heading, Say, counted, interval, percent
 from sinklab.results.intervals import Interval
 from sinklab.results.metric import LOSS, Coordinates, Metric, Row
+from sinklab.results.sections import from_json
 
 SUMMARY_VERSION = 3
 
@@ -16,8 +18,8 @@ GAP = Metric("quantization_gap", "nats", "Loss of the quantised model less that 
 SITE_GAP = Metric(
     "quantization_site_gap",
     "nats",
-    "quantization_gap with this block, this linear map, or the residual stream at this place, alone on grids; of a few samples "
-    "where these show that it is no tenth of the gap.",
+    "quantization_gap with this block or this linear map alone on grids; of a few samples where these show that it is no "
+    "tenth of the gap.",
 )
 LEFT = Metric("quantization_gap_left", "nats", "quantization_gap under the scheme with a cure.")
 GAIN = Metric(
@@ -41,7 +43,7 @@ BOUNDS = {metric: (metric.bound("low"), metric.bound("high")) for metric in (GAP
 class SchemeFound:
     """One scheme, with static or per-token scales of the activations; ``gap`` with the ends of its interval, in nats.
 
-    ``texts_needed`` is how many samples would decide a gap that is not measurable; ``products`` says what ran.
+    ``products`` says what ran.
     """
 
     scheme: str
@@ -52,7 +54,6 @@ class SchemeFound:
     low: float
     high: float
     verdict: str
-    texts_needed: int | None
     weight_bytes: int
 
     @property
@@ -63,15 +64,14 @@ class SchemeFound:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorstChannel:
-    """A linear map, or the residual stream at one place, and the channel with the largest range.
+    """A linear map, and the channel of its input with the largest range.
 
     ``everywhere`` is a spike at more than a quarter of the positions, which then are not listed; ``at_sink`` says that every
     position of the spike is a sink, ``None`` where the sinks are not known.
     """
 
     site: str
-    kind: str
-    layer: int | None
+    layer: int
     channel: int
     range_ratio: float
     spike: bool
@@ -86,7 +86,7 @@ class BlockFound:
     """What all sites of a block cost with nothing else on grids, in nats, on so many samples."""
 
     block: str
-    layer: int | None
+    layer: int
     gap: float
     low: float
     high: float
@@ -107,11 +107,9 @@ class SiteFound(WorstChannel):
 class CureFound:
     """A cure: the gap that it leaves and what it gains, in nats, and what it keeps whole.
 
-    Attributes:
-        share_whole: of the multiplications in the linear maps, how many are of whole numbers, in [0, 1].
-        activations_whole: of the numbers that the scheme alone puts on grids, how many stay whole, in [0, 1].
-        extra_bytes: held besides the codes.
-        positions: tokens whose activations stay whole.
+    ``share_whole`` is of the multiplications in linear maps and ``activations_whole`` of the numbers that the scheme alone
+    puts on
+    grids, in [0, 1]; ``extra_bytes`` are held besides the codes. Activations stay whole at ``positions``.
     """
 
     cure: str
@@ -129,16 +127,13 @@ class Found:
     """``summary.json`` of ``sinklab quantize``; blocks, sites and cures are there where the first scheme has a gap.
 
     Attributes:
-        kind: of the samples: text, pairs, image or audio; ``texts`` counts them.
         loss_of: what is predicted; ``clean_loss`` of the unquantised model.
         quantized_share, float_bytes: share of all parameters that is quantised; bytes of these weights in 16 bits.
         integer_check: largest difference of integer products from simulated ones over its bound; ``None`` without any.
-        examined, activation_bits: the scheme that sites and cures are about.
-        blocks, sites: alone on grids; sites of those blocks that carry a tenth of the gap, or may.
+    blocks, sites: alone on grids under the scheme ``examined``; sites of those blocks that carry a tenth of the gap, or
+    may.
         level_of_sites, level_of_cures: of the single intervals, so that all hold together with 95 %.
         sinks: positions of the sinks on the calibration samples; ``None`` with ``sinks_refused`` where they are not known.
-        recommended: name of a cure.
-        text: what was found, in a sentence.
     """
 
     summary_version: int = SUMMARY_VERSION
@@ -153,7 +148,6 @@ class Found:
     tokens: int | None
     loss_of: str
     unit: str = "nats"
-    residual: bool
     minimal_effect: float
     clean_loss: Interval
     quantized_share: float
@@ -176,12 +170,7 @@ class Found:
 
 
 def rows(found: Found, channels: Mapping[str, WorstChannel], scored: int) -> Iterator[Row]:
-    """Every number, and the widest channel of every site.
-
-    Args:
-        channels: by site.
-        scored: losses behind a mean loss.
-    """
+    """Every number, and the widest channel of every site."""
     count, examined = found.texts, found.examined
     yield {"probe": PROBE, "metric": LOSS, "value": found.clean_loss.mean, "count": scored}
     for scheme in found.schemes:
@@ -191,20 +180,16 @@ def rows(found: Found, channels: Mapping[str, WorstChannel], scored: int) -> Ite
     alone: list[BlockFound | SiteFound] = [*found.blocks, *found.sites]
     for one in alone:
         module = one.block if isinstance(one, BlockFound) else one.site
-        at: Coordinates = {"intervention": examined, "module": module, "count": one.texts}
-        if one.layer is not None:
-            at["layer"] = one.layer
+        at: Coordinates = {"intervention": examined, "module": module, "layer": one.layer, "count": one.texts}
         yield from _interval(SITE_GAP, one.gap, one.low, one.high, **at)
     for key, channel in channels.items():
-        at = {"probe": PROBE, "module": key, "count": found.calibration}
-        if channel.layer is not None:
-            at["layer"] = channel.layer
+        at = {"probe": PROBE, "module": key, "layer": channel.layer, "count": found.calibration}
         yield {**at, "metric": RATIO, "value": channel.range_ratio}
         yield {**at, "metric": CHANNEL, "value": float(channel.channel)}
     for cure in found.cures:
         name = f"{examined}, {cure.cure}"
-        for metric, interval in ((LEFT, cure.left), (GAIN, cure.gain)):
-            yield from _interval(metric, interval.mean, interval.low, interval.high, intervention=name, count=count)
+        for metric, found_of in ((LEFT, cure.left), (GAIN, cure.gain)):
+            yield from _interval(metric, found_of.mean, found_of.low, found_of.high, intervention=name, count=count)
         common: Row = {"probe": PROBE, "intervention": name, "count": 1}
         yield {**common, "metric": SHARE, "value": cure.share_whole}
         yield {**common, "metric": ACTIVATIONS, "value": cure.activations_whole}
@@ -214,3 +199,75 @@ def rows(found: Found, channels: Mapping[str, WorstChannel], scored: int) -> Ite
 def _interval(metric: Metric, mean: float, low: float, high: float, **at: Unpack[Coordinates]) -> Iterator[Row]:
     for one, value in zip((metric, *BOUNDS[metric]), (mean, low, high), strict=True):
         yield {"probe": PROBE, **at, "metric": one, "value": value}
+
+
+TITLE = (
+    "What quantisation costs",
+    "Losses on the same samples with weights and activations on grids; ranges are from other samples.",
+)
+"""Heading of the page, and what was done."""
+
+SHOWN = 8
+"""Blocks and sites that a terminal shows; all are in summary.json."""
+
+
+def show(summary: Mapping[str, Any]) -> Iterator[Block]:
+    """The finding and a table of schemes; where there is a gap, of sites and cures too."""
+    found = from_json(Found, summary, "summary.json")
+    yield Say(found.text)
+    yield Grid(
+        ("scheme", "verdict", "loss", "gap, nats [95 %]", "weights, bytes", "computed by"),
+        [(one.name, _verdict(one), f"{one.loss:.3f}", _gap(one), one.weight_bytes, one.products) for one in found.schemes],
+        text=2,
+    )
+    if found.blocks:
+        yield Heading(f"One block alone on grids under {found.examined.upper()}")
+        blocks = sorted(found.blocks, key=lambda block: -block.gap)
+        yield Grid(("block", "gap, nats", "samples"), [(one.block, _gap(one), one.texts) for one in blocks], limit=SHOWN)
+    if found.sites:
+        sites = sorted(found.sites, key=lambda site: -site.gap)
+        yield Heading("One site alone, of the blocks that carry the gap")
+        yield Grid(
+            ("site", "at", "gap, nats", "channel", "times median", "sink"),
+            [(site.site, _where(site), _gap(site), site.channel, site.range_ratio, site.at_sink) for site in sites],
+            text=2,
+            limit=SHOWN,
+        )
+    if found.cures:
+        cures = sorted(found.cures, key=lambda cure: cure.left.mean)
+        yield Heading("Cures")
+        yield Grid(
+            ("cure", "gap left, nats", "products whole", "activations whole", "more bytes"),
+            [
+                (
+                    cure.cure, interval(cure.left, places=3), percent(100 * cure.share_whole),
+                    percent(100 * cure.activations_whole), cure.extra_bytes,
+                )
+                for cure in cures
+            ],
+        )  # fmt: skip
+    if found.sinks_refused:
+        yield Say(f"no sinks are known: {found.sinks_refused}", small=True)
+    yield Say(
+        f"{counted(found.texts, 'sample')} of {found.corpus}, ranges from {counted(found.calibration, 'other')}; loss of the "
+        f"{found.loss_of} {found.clean_loss.mean:.3f} nats; {percent(100 * found.quantized_share)} of the parameters on grids, "
+        f"{found.float_bytes:,} bytes in 16 bits",
+        small=True,
+    )
+    for warning in found.warnings:
+        yield Say(warning, small=True)
+
+
+def _verdict(scheme: SchemeFound) -> str:
+    return scheme.verdict + (", the loss falls" if scheme.high < 0 else "")
+
+
+def _gap(one: SchemeFound | BlockFound | SiteFound) -> str:
+    return interval(Interval(one.gap, one.low, one.high), places=3)
+
+
+def _where(site: SiteFound) -> str:
+    """Where the channel of the largest range has its largest values, if that is a spike."""
+    if site.everywhere:
+        return "many positions"
+    return ", ".join(site.tokens[:4]) + (", …" if len(site.tokens) > 4 else "")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,7 +20,7 @@ from sinklab.models.losses import guess_warning, is_causal_lm, loss_kind
 from sinklab.models.positions import length_warnings
 from sinklab.models.tokenizer import kind_of
 from sinklab.results.blocks import interval, quote
-from sinklab.results.intervals import CHANCE, Interval, fewest, mean_over_items, means_over_items, rare_cost, shortfall
+from sinklab.results.intervals import Interval, mean_over_items, means_over_items, rare_cost
 from sinklab.results.metric import Row
 from sinklab.results.progress import Progress, plan, say, silent
 from sinklab.results.store import Store
@@ -60,29 +58,14 @@ FEW = 16
 SHARE = 0.1
 """Of the gap: what carries less is looked at no further."""
 
-NORMAL = statistics.NormalDist().inv_cdf(0.975)
-"""Half a 95 % interval in standard errors."""
-
-SEARCHED = 2**20
-"""Texts up to which is looked for a number that decides."""
-
 Verdict = Literal["gap", "none", "not measurable"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is to be measured.
-
-    Attributes:
-        schemes: the first one is examined: its sites, its cures.
-        residual: quantise the residual stream too.
-        integer: multiply codes as integers.
-        minimal_effect: nats up to which a gap is none.
-        threshold: of find_sinks.
-    """
+    """What is measured: of the first scheme also sites and cures; a gap up to ``minimal_effect`` nats is none."""
 
     schemes: Sequence[Scheme]
-    residual: bool = False
     integer: bool = True
     minimal_effect: float = 0.01
     threshold: float = 0.3
@@ -101,34 +84,8 @@ def judged(gap: Interval, minimal_effect: float) -> Verdict:
     return "gap" if gap.low > 0 else "not measurable"
 
 
-def texts_needed(gap: Interval, texts: int, minimal_effect: float) -> int | None:
-    """How many texts decide a gap that so many did not, with a chance of :data:`~sinklab.results.intervals.CHANCE`.
-
-    The interval shrinks with the root of their number and its mean moves by what their scatter allows, until it leaves out 0 or
-    lies below ``minimal_effect``, whichever takes fewer texts. ``None`` if neither can be foretold.
-
-    Args:
-        gap: its mean with the 95 % interval, from two texts or more.
-    """
-    half = (gap.high - gap.low) / 2
-    scatter = half * math.sqrt(texts) / NORMAL
-    room = max(gap.mean, minimal_effect - gap.mean)
-
-    def decided(count: int) -> bool:
-        return half * math.sqrt(texts / count) + shortfall(texts, count) * scatter <= room
-
-    return fewest(decided, texts + 1, SEARCHED)
-
-
 def require_loss(model: PreTrainedModel, *, drawn: bool = False) -> None:
-    """Refuse a model that has no loss by which a gap could be measured.
-
-    Args:
-        drawn: on samples that are drawn from a corpus: recordings and pictures have no target texts.
-
-    Raises:
-        UnsupportedModelError: it has none.
-    """
+    """Refuse a model that has no loss by which a gap could be measured."""
     if loss_kind(model) is None:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no loss, so there is no gap to measure; load the model with its head"
@@ -154,15 +111,9 @@ def examine(
 ) -> tuple[Found, list[Row]]:
     """Everything that ``sinklab quantize`` says of a model, and the rows of its table.
 
-    Args:
-        calibration: samples that ranges of activations and positions of sinks and spikes are taken from.
-        samples: others, which losses are taken of, four or more.
-        store: of losses measured so far: of every scheme, block, site and cure.
-        identity: what they depend on: the model, and both sets of samples.
-
-    Raises:
-        MeasurementError: a loss that is not finite without any quantisation, or integers that are not what they should be.
-        UnsupportedModelError, ConfigurationError: see :class:`Twin`.
+    Ranges and the positions of sinks and spikes are taken from ``calibration``, losses of the other ``samples``. The store
+    keeps
+    losses of every scheme, block, site and cure by the ``identity`` of what they depend on.
     """
     require_loss(loaded.model)
     loss_of = str(loss_kind(loaded.model))
@@ -174,7 +125,7 @@ def examine(
             f"the loss of {type(loaded.model).__name__} is taken of a {loss_of}, and these samples have no targets; give "
             "`inputs` with them from Python"
         )
-    about = {**(identity or {}), "treatment": [request.residual, request.integer, request.threshold]}
+    about = {**(identity or {}), "treatment": [request.integer, request.threshold]}
     kept = functools.partial(_kept, store or Store(None), about)
     return _Examination(loaded, calibration, samples, request, progress, kept).run(loss_of, corpus, bos)
 
@@ -189,23 +140,22 @@ def _kept(store: Store, identity: Mapping[str, object], name: str, compute: Call
     return losses
 
 
+@dataclasses.dataclass(eq=False)
 class _Examination:
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        calibration: Samples,
-        samples: Samples,
-        request: Request,
-        progress: Progress,
-        kept: Callable[[str, Callable[[], Tensor]], Tensor],
-    ) -> None:
-        self.loaded, self.calibration, self.samples = loaded, calibration, samples
-        self.request, self.progress, self.kept = request, progress, kept
+    loaded: LoadedModel
+    calibration: Samples
+    samples: Samples
+    request: Request
+    progress: Progress
+    kept: Callable[[str, Callable[[], Tensor]], Tensor]
+
+    def __post_init__(self) -> None:
         self.sinks: Sinks | None = None
-        self.twin = Twin(loaded.model, residual=request.residual, integer=request.integer)
+        self.known: dict[str, Tensor] = {}
+        self.twin = Twin(self.loaded.model, integer=self.request.integer)
         self.variants = [
             (scheme, per_token)
-            for scheme in request.schemes
+            for scheme in self.request.schemes
             for per_token in ((False, True) if scheme.activations != WHOLE_BITS else (False,))
         ]
 
@@ -213,7 +163,7 @@ class _Examination:
         request, twin, loaded = self.request, self.twin, self.loaded
         first = request.schemes[0]
         # What each stage costs beside the others: of the later ones, where there is a gap.
-        blocks_in_passes = 0.2 * len({site.block for site in twin.linear})
+        blocks_in_passes = 0.2 * len({site.block for site in twin.sites.values()})
         plan(
             self.progress,
             {CALIBRATING: 0.5, SCHEMES: 2 + len(request.schemes), SPIKES: 1, BLOCKS: blocks_in_passes, SITES: 5, CURES: 5},
@@ -242,44 +192,23 @@ class _Examination:
         examined = schemes[0].verdict == "gap"
         levels = [LEVEL, LEVEL]
         if examined:
-            keys = list(twin.sites) if first.activations != WHOLE_BITS else [site.key for site in twin.linear]
-            levels[0], blocks, sites = self._carriers(bases[0], schemes[0].gap, keys, channels)
+            levels[0], blocks, sites = self._carriers(bases[0], schemes[0].gap, channels)
             if first.activations != WHOLE_BITS:
                 cures, levels[1] = self._cures(bases[0], spikes, sinks, losses[0])
         best = best_cure(cures, request.minimal_effect)
         worst = max(spikes.values(), key=lambda spike: spike.ratio)
         found = Found(
-            model=loaded.name,
-            revision=loaded.revision,
-            operation=loaded.operation,
-            corpus=corpus,
-            bos=bos,
-            kind=self.samples.kind,
-            texts=len(self.samples),
-            calibration=len(self.calibration),
-            tokens=self.samples.positions,
-            loss_of=loss_of,
-            residual=request.residual,
-            minimal_effect=request.minimal_effect,
-            clean_loss=means_over_items(self.clean_means[None])[0],
-            quantized_share=twin.share,
-            float_bytes=sum(site.width * site.outputs for site in twin.linear) * 2,
-            integer_check=check,
-            schemes=schemes,
-            examined=first.name,
-            activation_bits=first.activations,
-            level_of_sites=levels[0],
-            level_of_cures=levels[1],
-            sinks=None if sinks is None else list(sinks),
-            sinks_refused=refused,
-            blocks=blocks,
-            sites=sites,
+            model=loaded.name, revision=loaded.revision, operation=loaded.operation, corpus=corpus, bos=bos,
+            kind=self.samples.kind, texts=len(self.samples), calibration=len(self.calibration), tokens=self.samples.positions,
+            loss_of=loss_of, minimal_effect=request.minimal_effect, clean_loss=means_over_items(self.clean_means[None])[0],
+            quantized_share=twin.share, float_bytes=sum(site.width * site.outputs for site in twin.sites.values()) * 2,
+            integer_check=check, schemes=schemes, examined=first.name, activation_bits=first.activations,
+            level_of_sites=levels[0], level_of_cures=levels[1], sinks=None if sinks is None else list(sinks),
+            sinks_refused=refused, blocks=blocks, sites=sites,
             largest_spike=channels[worst.site] if worst.large else None,
-            cures=cures,
-            recommended=None if best is None else best.cure,
-            text=self._text(schemes[0], sites, cures, best),
+            cures=cures, recommended=None if best is None else best.cure, text=self._text(schemes[0], sites, cures, best),
             warnings=self._warnings(schemes[0], left),
-        )
+        )  # fmt: skip
         return found, list(rows(found, channels, int(clean.isfinite().sum())))
 
     # --- parts ----------------------------------------------------------------------------------------------------------------
@@ -327,11 +256,10 @@ class _Examination:
         return bases, losses, found
 
     def _losses(self, name: str, treatment: Treatment | None, progress: Callable[[int], None] = lambda done: None) -> Tensor:
-        """Losses of all samples under a treatment of this name."""
-        return self.kept(name, lambda: self.twin.losses(self.samples, treatment, progress))
-
-    def _kept_part(self, names: Sequence[str], batch: int, number: int, compute: Callable[[], Tensor]) -> Tensor:
-        return self.kept(f"{names[number]}, batch {batch}", compute)
+        """Losses of all samples under a treatment of this name, measured once."""
+        if name not in self.known:
+            self.known[name] = self.kept(name, lambda: self.twin.losses(self.samples, treatment, progress))
+        return self.known[name]
 
     def _progressed(self, number: int, done: int) -> None:
         """So many samples are done of one more than ``number`` passes for the schemes."""
@@ -349,26 +277,19 @@ class _Examination:
         else:
             products = "int8 products (torch._int_mm)" if self.request.integer else "simulated in float32"
         return SchemeFound(
-            scheme=scheme.name,
-            per_token=base.per_token,
-            products=products,
-            loss=float(_means(losses).mean()),
-            gap=gap.mean,
-            low=gap.low,
-            high=gap.high,
-            verdict=verdict,
-            texts_needed=texts_needed(gap, len(gaps), self.request.minimal_effect) if verdict == "not measurable" else None,
-            weight_bytes=sum(self.twin.weight_bytes(site, scheme.weights) for site in self.twin.linear),
-        )
+            scheme=scheme.name, per_token=base.per_token, products=products, loss=float(_means(losses).mean()),
+            gap=gap.mean, low=gap.low, high=gap.high, verdict=verdict,
+            weight_bytes=sum(self.twin.weight_bytes(site, scheme.weights) for site in self.twin.sites.values()),
+        )  # fmt: skip
 
     def _carriers(
-        self, base: Treatment, gap: float, keys: Sequence[str], channels: Mapping[str, WorstChannel]
+        self, base: Treatment, gap: float, channels: Mapping[str, WorstChannel]
     ) -> tuple[float, list[BlockFound], list[SiteFound]]:
         """The level of the intervals, every block alone on grids, and of those that carry something every site alone."""
         of_block: dict[str, list[str]] = {}
-        for key in keys:
-            of_block.setdefault(self.twin.sites[key].block, []).append(key)
-        level = 1 - (1 - LEVEL) / (2 * (len(of_block) + len(keys)))  # each is looked at twice at most
+        for key, site in self.twin.sites.items():
+            of_block.setdefault(site.block, []).append(key)
+        level = 1 - (1 - LEVEL) / (2 * (len(of_block) + len(self.twin.sites)))  # each is looked at twice at most
         least = max(self.request.minimal_effect, SHARE * gap)
         blocks = [
             BlockFound(block=name, layer=self.twin.sites[of_block[name][0]].layer, **found)
@@ -394,9 +315,11 @@ class _Examination:
             shown = stage if taken.start == 0 else f"{stage} that may matter"
             chosen = [treatments[name] for name in open_groups]
             names = [f"{name} alone under {base.scheme.name}, from sample {taken.start}" for name in open_groups]
-            losses = self.twin.losses_of(
-                samples, chosen, functools.partial(self.progress, shown), functools.partial(self._kept_part, names)
-            )
+
+            def keep(batch: int, number: int, compute: Callable[[], Tensor], names: Sequence[str] = names) -> Tensor:
+                return self.kept(f"{names[number]}, batch {batch}", compute)
+
+            losses = self.twin.losses_of(samples, chosen, functools.partial(self.progress, shown), keep)
             for name, part in zip(open_groups, losses, strict=True):
                 gaps[name] = np.concatenate([gaps[name], _means(part) - clean])
             intervals = {name: mean_over_items(gaps[name], level=level) for name in open_groups}
@@ -420,7 +343,9 @@ class _Examination:
         folded = list(self._folded(base))
         level = 1 - (1 - LEVEL) / len(tried + folded)
         for number, (cure, cured) in enumerate([*((cure, None) for cure in tried), *folded]):
-            cured = _means(self._losses(f"{cure.name} under {base.scheme.name}", cure.treatment)) if cured is None else cured
+            if cured is None:  # scales by token were measured among the schemes
+                name = f"{base.scheme.name} by token" if cure.treatment.per_token else f"{cure.name} under {base.scheme.name}"
+                cured = _means(self._losses(name, cure.treatment))
             left, gain = means_over_items(np.stack([cured - self.clean_means, _means(losses) - cured]), level=level)
             share, activations, held = cost_of(self.twin, cure.treatment, _length(self.samples), prefix)
             found.append(
@@ -438,10 +363,8 @@ class _Examination:
             return
         tried = "the sinks folded"
         try:
-            for name, label, model in folded_copies(
-                self.loaded.model, self.calibration, self.sinks, self.loaded.operation
-            ):  # fmt: skip
-                twin = Twin(model, residual=self.request.residual, integer=self.request.integer)
+            for name, label, model in folded_copies(self.loaded.model, self.calibration, self.sinks, self.loaded.operation):
+                twin = Twin(model, integer=self.request.integer)
                 ranges = twin.ranges(self.calibration)
                 twin.keep(ranges)
                 yield Cure(name, label, base), _means(twin.losses(self.samples, dataclasses.replace(base, ranges=ranges)))
@@ -453,18 +376,12 @@ class _Examination:
 
     def _channel(self, spike: Spike, site: Site, sinks: tuple[int, ...] | None) -> WorstChannel:
         """The channel of a site with the widest range; ``sinks`` are positions, ``None`` where they could not be found."""
+        at_sink = None if sinks is None else bool(spike.positions) and set(spike.positions) <= set(sinks)
         return WorstChannel(
-            site=spike.site,
-            kind=site.kind,
-            layer=site.layer,
-            channel=spike.channel,
-            range_ratio=spike.ratio,
-            spike=spike.large,
-            everywhere=spike.everywhere,
-            positions=list(spike.positions),
-            tokens=[self._position(position) for position in spike.positions],
-            at_sink=None if sinks is None else bool(spike.positions) and set(spike.positions) <= set(sinks),
-        )
+            site=spike.site, layer=site.layer, channel=spike.channel, range_ratio=spike.ratio, spike=spike.large,
+            everywhere=spike.everywhere, positions=list(spike.positions), tokens=list(map(self._position, spike.positions)),
+            at_sink=at_sink,
+        )  # fmt: skip
 
     def _position(self, position: int) -> str:
         """A position in words, with its token where all texts have the same there."""
@@ -479,7 +396,7 @@ class _Examination:
 
     def _text(self, scheme: SchemeFound, sites: list[SiteFound], cures: list[CureFound], best: CureFound | None) -> str:
         """What was found, in a sentence."""
-        name = f"{scheme.name}{' with the residual stream' if self.request.residual else ''}"
+        name = scheme.name
         if scheme.verdict == "none":
             return f"{name} costs no more than {self.request.minimal_effect:g} nats: no cure is needed."
         if scheme.verdict == "not measurable":
@@ -505,11 +422,6 @@ class _Examination:
             warnings.append(rare_cost(count, noun))
             if scheme.high < 0:
                 warnings.append("A loss that falls is a change, too: these samples do not show what rounding may harm.")
-        elif scheme.verdict == "not measurable" and scheme.texts_needed is not None:
-            chance = f"{100 * CHANCE:.0f} %"
-            warnings.append(
-                f"{scheme.texts_needed:,} {noun}s would decide it with a chance of {chance} ({count} were measured)."
-            )
         if left:
             also = f" and {len(left) - 1} more" if len(left) > 1 else ""
             warnings.append(

@@ -7,21 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
-from sinklab.studies.arguments import (
-    SEQ_LEN,
-    Bos,
-    CorpusOfModel,
-    Device,
-    ModelSource,
-    Output,
-    Revision,
-    Samples,
-    Seed,
-    SeqLen,
-    Threshold,
-    TrustRemoteCode,
-    command,
-)
+from sinklab.studies import arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,26 +17,25 @@ if TYPE_CHECKING:
     from sinklab.corpora.samples import Samples as InputSamples
 
 
-@command
+@arguments.command
 def quantize(
-    model: ModelSource,
+    model: arguments.ModelSource,
     *,
     schemes: Sequence[str] = ("w8a8", "w8a16", "w4a16"),
-    residual: bool = False,
-    corpus: CorpusOfModel = "auto",
-    seq_len: SeqLen = SEQ_LEN,
-    samples: Samples = 64,
+    corpus: arguments.CorpusOfModel = "auto",
+    seq_len: arguments.SeqLen = arguments.SEQ_LEN,
+    samples: arguments.Samples = 64,
     calibration: int = 16,
     inputs: InputSamples | Tensor | Mapping[str, Tensor] | None = None,
     minimal_effect: float = 0.01,
-    threshold: Threshold = 0.3,
+    threshold: arguments.Threshold = 0.3,
     products: Literal["integer", "simulated"] = "integer",
-    seed: Seed = 0,
-    bos: Bos = "auto",
-    device: Device = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    output: Output = Output(),
+    seed: arguments.Seed = 0,
+    bos: arguments.Bos = "auto",
+    device: arguments.Device = "auto",
+    revision: arguments.Revision = None,
+    trust_remote_code: arguments.TrustRemoteCode = False,
+    output: arguments.Output = arguments.Output(),
 ) -> Result:
     """Measure what quantisation costs in loss, which modules cause it and what cures it.
 
@@ -62,7 +47,6 @@ def quantize(
 
     Args:
         schemes: Bits of weights and activations, 2 to 8, or 16 for no quantisation; the first one is examined.
-        residual: Also quantise the residual stream, where it enters the first block and leaves each.
         samples: Samples for the losses.
         calibration: Other samples, for the ranges of activations.
         inputs: samples of your own instead of ``corpus``, the first ``calibration`` of them for ranges: token ids (samples,
@@ -80,7 +64,7 @@ def quantize(
 
     Examples:
         sinklab quantize embedded:softmax
-        sinklab quantize ./my-checkpoint --schemes w8a8,w4a8 --residual --out build/quantize
+        sinklab quantize ./my-checkpoint --schemes w8a8,w4a8 --out build/quantize
         sinklab quantize org/model --corpus notes.txt --samples 200 --seq-len 256 --json
     """
     from sinklab.corpora import resolve_corpus
@@ -92,19 +76,18 @@ def quantize(
     from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.studies.measure.probing import as_samples, require_length, require_one_place, uses_bos
+    from sinklab.studies.quantize.found import TITLE, show
     from sinklab.studies.quantize.measurement import Request, examine, require_loss
-    from sinklab.studies.quantize.show import TITLE, show
     from sinklab.studies.quantize.texts import divided, require_counts, two_sets
     from sinklab.studies.quantize.twin import parse_schemes
 
     if products not in ("integer", "simulated"):
         raise ConfigurationError(f"`products` {products!r} must be integer or simulated")
     request = Request(
-        schemes=parse_schemes(schemes), residual=residual, integer=products == "integer", minimal_effect=minimal_effect,
-        threshold=threshold,
-    )  # fmt: skip
+        schemes=parse_schemes(schemes), integer=products == "integer", minimal_effect=minimal_effect, threshold=threshold
+    )
     settings = {
-        "schemes": [scheme.name for scheme in request.schemes], "residual": residual, "calibration": calibration,
+        "schemes": [scheme.name for scheme in request.schemes], "calibration": calibration,
         "minimal_effect": minimal_effect, "threshold": threshold, "products": products, "seed": seed, "bos": bos,
     }  # fmt: skip
     with Run("quantize", **vars(output), settings=settings) as run:

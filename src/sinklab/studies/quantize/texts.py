@@ -21,43 +21,27 @@ TRIES = (1, 2, 4)
 
 
 def two_sets(draw: Callable[[int], Samples], calibration: int, samples: int) -> tuple[Samples, Samples]:
-    """Samples to take ranges from and samples to measure on.
-
-    Args:
-        draw: so many samples of a corpus, the first of them always the same.
-
-    Raises:
-        ConfigurationError: too few asked for.
-        InputError: the corpus is too short, or its texts have too much in common.
-    """
+    """Samples to take ranges from and samples to measure on."""
     require_counts(calibration, samples)
     needed = calibration + samples
-    rows, drawn, short = list[int](), None, None
     for times in TRIES:
         try:
             drawn = draw(times * needed)
-        except InputError as error:
-            if drawn is None:
+        except InputError:
+            if times == TRIES[0]:
                 raise
-            short = error
-            break
+            break  # there is no more
         rows = distinct(drawn)
         if len(rows) >= needed:
             return drawn.take(torch.tensor(rows[:calibration])), drawn.take(torch.tensor(rows[calibration:needed]))
-    assert drawn is not None  # it was drawn once at least
     raise InputError(
         f"the corpus gives {len(rows)} samples of which no two have {_run(drawn)} in common, and {needed} are wanted for "
         "calibration and measurement; lower `samples` or `calibration`, or give a longer corpus"
-    ) from short
+    )
 
 
 def divided(samples: Samples, calibration: int) -> tuple[Samples, Samples]:
-    """Samples that were given, divided: the first are for calibration.
-
-    Raises:
-        ConfigurationError: too few for both.
-        InputError: some of them are alike, or padded on the left.
-    """
+    """Samples that were given, divided: the first are for calibration."""
     require_counts(calibration, len(samples) - calibration)
     mask = samples.arguments.get("attention_mask")
     # Tokens are left whole by their place in a row: there the sink of one text is a token of padding of another.
@@ -76,11 +60,7 @@ def divided(samples: Samples, calibration: int) -> tuple[Samples, Samples]:
 
 
 def require_counts(calibration: int, samples: int) -> None:
-    """Refuse too few of either.
-
-    Raises:
-        ConfigurationError: fewer than one to calibrate with, or than :data:`LEAST` to measure on.
-    """
+    """Refuse too few of either."""
     if calibration < 1 or samples < LEAST:
         raise ConfigurationError(
             f"`calibration` must be at least 1 and `samples` at least {LEAST}, got {calibration} and {samples}"

@@ -1,4 +1,4 @@
-"""The twin: a copy of a model whose linear maps and residual stream can be put on grids, one by one or all together."""
+"""The twin: a copy of a model whose linear maps can be put on grids, one by one or all together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +18,7 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.modules import linear_map, named_modules, of_peft, plain_module, submodule
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.integer_linear import (
-    Grid,
-    LinearSetting,
-    QuantizedLinear,
-    WeightCodes,
-    affine_grid,
-    symmetric_grid,
-    weight_codes,
-)
+from sinklab.models.integer_linear import Grid, LinearSetting, QuantizedLinear, WeightCodes, affine_grid, weight_codes
 from sinklab.studies.measure.probing import TOKENS_PER_BATCH, UNKNOWN_POSITIONS, forward_arguments, sample_losses
 
 WHOLE_BITS = 16
@@ -56,11 +47,7 @@ class Scheme:
 
 
 def parse_schemes(names: Sequence[str]) -> list[Scheme]:
-    """The schemes, each once, in their order.
-
-    Raises:
-        ConfigurationError: none, one that does not exist, or one that quantises nothing.
-    """
+    """The schemes, each once, in their order."""
     schemes: dict[str, Scheme] = {}
     for name in names:
         match = re.fullmatch(r"w(\d{1,2})a(\d{1,2})", name.strip().lower())
@@ -83,32 +70,17 @@ Watch = Callable[["Site", Tensor], None]
 
 @dataclasses.dataclass(eq=False)
 class Site:
-    """A place where numbers are put on a grid: the input and the weights of a linear map, or the residual stream.
+    """A linear map inside a block: its input and its weights are put on grids.
 
-    Attributes:
-        name: qualified name of the map; of the residual stream, of the block that it leaves, or of the first, which it enters.
-        kind: ``linear``; ``residual``, behind a block; ``entry``, in front of the first.
-        layer: number of the block; ``None`` outside of blocks.
-        width: channels of the input.
-        outputs: of a linear map, else 0.
-        rows: rows of input that the map reads of one sample on average, padding left out, once the twin has been shown some.
-        part: of an encoder–decoder, encoder or decoder; else empty.
-        block: qualified name of the block that it is in.
+    ``rows`` of input are read of one sample on average, padding left out, once the twin has been shown some.
     """
 
     name: str
-    kind: Literal["linear", "residual", "entry"]
-    layer: int | None
-    width: int = 0
-    outputs: int = 0
+    layer: int
+    block: str
+    width: int
+    outputs: int
     rows: float = 0.0
-    part: str = ""
-    block: str = ""
-
-    @property
-    def key(self) -> str:
-        """Unique among the sites: the name, with ``(input)`` or ``(output)`` where it is the residual stream."""
-        return {"linear": self.name, "residual": f"{self.name} (output)", "entry": f"{self.name} (input)"}[self.kind]
 
     @property
     def products(self) -> float:
@@ -134,15 +106,12 @@ Ranges = Mapping[str, Range]
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Treatment:
-    """How a model is quantised.
+    """How a model is quantised: by a scheme, with static grids from ``ranges``, one for all channels and tokens.
 
     Attributes:
-        scheme: bits.
-        ranges: of every site, for static grids of activations, one for all channels and tokens.
-        sites: keys of the sites that are quantised; ``None`` for all.
+        sites: names of the sites that are quantised; ``None`` for all.
         per_token: a symmetric grid for every token's own range, in place of a static one.
-        positions: tokens whose activations stay whole.
-        channels: by site, those whose activations stay whole.
+        positions: tokens whose activations stay whole; ``channels``: by site, those that do.
     """
 
     scheme: Scheme
@@ -162,75 +131,20 @@ class Treatment:
             return None
         if self.per_token:
             return bits
-        found, left_out = self.ranges[site.key], set(self.channels.get(site.key, ()))
+        found, left_out = self.ranges[site.name], set(self.channels.get(site.name, ()))
         counted = [channel for channel in range(len(found.low)) if channel not in left_out]
         if not counted:  # nothing is left to give a range
             return affine_grid(found.low.min(), found.high.max(), bits)
         return affine_grid(found.low[counted].min(), found.high[counted].max(), bits)
 
 
-class _Residual:
-    """The residual stream at one place, as a hook of a block."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.grid: Grid | int | None = None
-        self.positions: Tensor | None = None
-        self.channels: Tensor | None = None
-        self.watch: Watch | None = None
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        if self.watch is not None:
-            self.watch(self.site, hidden)
-        if self.grid is None:
-            return hidden
-        rest = hidden if self.channels is None else hidden.index_fill(-1, self.channels, 0.0)
-        grid = self.grid if isinstance(self.grid, Grid) else symmetric_grid(rest.abs().amax(-1, keepdim=True), self.grid)
-        rounded = grid(rest)
-        if self.channels is not None:
-            rounded[..., self.channels] = hidden[..., self.channels]
-        if self.positions is not None:
-            rounded[:, self.positions] = hidden[:, self.positions]
-        return rounded
-
-    def before(
-        self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[tuple[object, ...], dict[str, object]]:
-        if args and isinstance(args[0], Tensor):
-            return (self(args[0]), *args[1:]), kwargs
-        hidden = kwargs["hidden_states"]
-        assert isinstance(hidden, Tensor), "a block reads hidden states"
-        return args, {**kwargs, "hidden_states": self(hidden)}
-
-    def behind(self, module: nn.Module, args: tuple[object, ...], output: object) -> object:
-        if isinstance(output, tuple):
-            return (self(output[0]), *output[1:])
-        assert isinstance(output, Tensor), "a block gives hidden states"
-        return self(output)
-
-
 class Twin:
-    """A float32 copy of a model in which every linear map inside its blocks can be quantised, and the residual stream too.
+    """A float32 copy of a model in which every linear map inside its blocks can be quantised; ``sites`` are these, by name.
 
-    The head, embeddings and whatever else stands outside of the blocks stay as they are, and so does what happens inside the
-    attention function.
-
-    Args:
-        model: in evaluation mode; it stays as it is.
-        residual: have sites on the residual stream, where it enters the first block and leaves each; of an encoder–decoder on
-            both streams.
-        integer: multiply codes as integers.
-
-    Attributes:
-        model: the copy.
-        sites: by key, in the order of the model; after :meth:`keep`, those that are reached.
-
-    Raises:
-        UnsupportedModelError: no linear map inside a block, or one that is no plain one.
-        ConfigurationError: the model is quantised already, or spread over devices.
+    All that stands outside of the blocks stays as it is, and so does what happens inside the attention function.
     """
 
-    def __init__(self, model: PreTrainedModel, *, residual: bool = False, integer: bool = True) -> None:
+    def __init__(self, model: PreTrainedModel, *, integer: bool = True) -> None:
         require_unquantized(model)
         places = {str(parameter.device) for parameter in model.parameters()}
         if len(places) > 1 or "meta" in places:
@@ -251,11 +165,10 @@ class Twin:
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if buffer.is_floating_point():
                     setattr(module, name, buffer.float())
-        self._anatomy, self._blocks = Anatomy(self.model), blocks_of(self.model)
+        self._blocks = blocks_of(self.model)
         self.sites: dict[str, Site] = {}
         self._maps: dict[str, QuantizedLinear] = {}
         self._plain: dict[str, nn.Linear | Conv1D] = {}
-        self._residual: dict[str, _Residual] = {}
         self._codes: dict[tuple[str, int], WeightCodes] = {}
         for name, module in list(named_modules(self.model)):
             block = next((block for block in self._blocks if name.startswith(f"{block}.")), None)
@@ -272,44 +185,23 @@ class Twin:
                 f"{type(model).__name__} has no linear map inside a block (nn.Linear in a ModuleList), so there is nothing to "
                 "quantise"
             )
-        if residual:
-            self._put_on_residual(list(self._blocks.items()))
 
     def _replace(self, name: str, module: nn.Linear | Conv1D, block: str) -> None:
         parent, _, child = name.rpartition(".")
         quantized = QuantizedLinear(module, name).eval()
         self._plain[name] = module
         setattr(submodule(self.model, parent), child, quantized)
-        layer, part = list(self._blocks).index(block), self._anatomy.part(name)
-        site = Site(name, "linear", layer, quantized.in_features, quantized.out_features, part=part, block=block)
-        self.sites[site.key], self._maps[site.key] = site, quantized
-
-    def _put_on_residual(self, blocks: list[tuple[str, nn.Module]]) -> None:
-        entered, points = set[str](), list[_Residual]()
-        for layer, (name, block) in enumerate(blocks):
-            part = self._anatomy.part(name)  # encoder and decoder have a stream each
-            if part not in entered:
-                entered.add(part)
-                points.append(_Residual(Site(name, "entry", layer, part=part, block=name)))
-                block.register_forward_pre_hook(points[-1].before, with_kwargs=True)
-            points.append(_Residual(Site(name, "residual", layer, part=part, block=name)))
-            block.register_forward_hook(points[-1].behind)
-        for point in points:
-            self.sites[point.site.key], self._residual[point.site.key] = point.site, point
+        layer = list(self._blocks).index(block)
+        self.sites[name] = Site(name, layer, block, quantized.in_features, quantized.out_features)
+        self._maps[name] = quantized
 
     def keep(self, reached: Collection[str]) -> list[str]:
-        """Leave every site as it is that some samples did not reach, such as the maps of a tower of pictures under a text.
-
-        Returns:
-            Names of the linear maps that are left.
-        """
-        left = [key for key in self._maps if key not in reached]
+        """Leave the maps as they are that samples did not reach, such as those of a tower of pictures; gives their names."""
+        left = [name for name in self._maps if name not in reached]
         for name in left:
             parent, _, child = name.rpartition(".")
             setattr(submodule(self.model, parent), child, self._plain[name])
-        for places in (self.sites, self._maps, self._residual):
-            for key in set(places) - set(reached):
-                del places[key]
+            del self.sites[name], self._maps[name]
         return left
 
     @property
@@ -318,14 +210,9 @@ class Twin:
         own = sum(map_.weight.numel() for map_ in self._maps.values())
         return own / sum(parameter.numel() for parameter in self.model.parameters())
 
-    @property
-    def linear(self) -> list[Site]:
-        """The linear maps."""
-        return [self.sites[key] for key in self._maps]
-
     def weight_bytes(self, site: Site, bits: int) -> int:
         """Of the weights of a map: codes and float32 scales, or whole numbers of 16 bits."""
-        codes = self.codes(site.key, bits)
+        codes = self.codes(site.name, bits)
         numbers = site.width * site.outputs
         return 2 * numbers if codes is None else -(-numbers * bits // 8) + 4 * codes.scales.numel()
 
@@ -339,34 +226,22 @@ class Twin:
 
     def apply(self, treatment: Treatment | None) -> None:
         """Quantise so from now on; ``None`` for the model as it was."""
-        for key, site in self.sites.items():
-            used = treatment if treatment is not None and (treatment.sites is None or key in treatment.sites) else None
-            if site.kind != "linear":
-                point = self._residual[key]
-                point.grid = None if used is None else used.grid(site)
-                point.positions, point.channels = (None, None) if used is None else self._whole(used, key)
-            else:
-                self._maps[key].setting = None if used is None else self._setting(used, site)
+        for name, site in self.sites.items():
+            chosen = treatment is not None and (treatment.sites is None or name in treatment.sites)
+            self._maps[name].setting = self._setting(treatment, site) if treatment is not None and chosen else None
 
     def _setting(self, treatment: Treatment, site: Site) -> LinearSetting:
-        positions, channels = self._whole(treatment, site.key)
-        weights = self.codes(site.key, treatment.scheme.weights)
-        return LinearSetting(weights, treatment.grid(site), positions, channels, self.integer)
-
-    def _whole(self, treatment: Treatment, key: str) -> tuple[Tensor | None, Tensor | None]:
-        channels = treatment.channels.get(key, ())
-        return tuple(  # type: ignore[return-value]  # a tuple of two, which no type of a generator says
-            torch.tensor(numbers, device=self.model.device) if numbers else None for numbers in (treatment.positions, channels)
+        positions, channels = (
+            torch.tensor(numbers, device=self.model.device) if numbers else None
+            for numbers in (treatment.positions, treatment.channels.get(site.name, ()))
         )
+        weights = self.codes(site.name, treatment.scheme.weights)
+        return LinearSetting(weights, treatment.grid(site), positions, channels, self.integer)
 
     def losses(
         self, samples: Samples, treatment: Treatment | None, progress: Callable[[int], None] = lambda done: None
     ) -> Tensor:
-        """Losses under a treatment, float32 ``(samples, positions)``, NaN where none is taken.
-
-        Args:
-            progress: called with the samples that are done.
-        """
+        """Losses under a treatment, float32 ``(samples, positions)``, NaN where none is taken."""
         self.apply(treatment)
         losses: list[Tensor] = []
         try:
@@ -391,27 +266,25 @@ class Twin:
         progress: Callable[[int, int], None] = lambda done, total: None,
         keep: Keep = lambda batch, number, compute: compute(),
     ) -> Tensor:
-        """Losses under each of several treatments, ``(treatments, samples, positions)``; blocks before its first site run once.
-
-        Args:
-            progress: called with the treatments that are done and how many there are, of every batch.
-            keep: may have some of an earlier run.
-        """
+        """Losses under each treatment, ``(treatments, samples, positions)``; blocks before its first site run once."""
         order = {name: number for number, name in enumerate(self._blocks)}
         first = [min(order[site.block] for key, site in self.sites.items() if key in (one.sites or ())) for one in treatments]
         losses, done, batches = [], 0, self._batches(samples)
+        trusted: bool | None = None  # whether blocks give again what they gave and nothing passes them by: in the first batch
         for of_batch, batch in enumerate(batches):
             with replaying(self._blocks) as replay:
                 recorded = False
 
                 def compute(number: int, batch: Samples = batch, replay: Replay = replay) -> Tensor:
-                    nonlocal recorded
-                    if not recorded:
+                    nonlocal recorded, trusted
+                    if not recorded and trusted is None:
                         clean = sample_losses(self.model, batch)
                         replay.begin(len(order) - 1)
-                        if not torch.equal(sample_losses(self.model, batch).nan_to_num(), clean.nan_to_num()):
-                            replay.trusted = False  # something passes the blocks by
-                        recorded = True
+                        trusted = torch.equal(sample_losses(self.model, batch).nan_to_num(), clean.nan_to_num())
+                        trusted &= replay.trusted
+                    elif not recorded and trusted:
+                        self.model(**forward_arguments(self.model, batch, full_logits=False))
+                    replay.trusted, recorded = bool(trusted), True
                     replay.begin(first[number])
                     return self.losses(batch, treatments[number])
 
@@ -430,11 +303,10 @@ class Twin:
         of them in one row (shared ones), of which it could not be said which are padding.
         """
         self.apply(None)
-        handles = []
-        for key, map_ in self._maps.items():
-            handles.append(map_.register_forward_pre_hook(functools.partial(_shown, look, self.sites[key])))
-        for point in self._residual.values():
-            point.watch = look
+        handles = [
+            map_.register_forward_pre_hook(functools.partial(_shown, look, self.sites[name]))
+            for name, map_ in self._maps.items()
+        ]
         try:
             for alike in samples.unpadded():
                 for batch in alike.batches(max(1, TOKENS_PER_BATCH // (alike.positions or UNKNOWN_POSITIONS))):
@@ -442,8 +314,6 @@ class Twin:
         finally:
             for handle in handles:
                 handle.remove()
-            for point in self._residual.values():
-                point.watch = None
 
     def ranges(self, samples: Samples, without: Collection[int] = ()) -> dict[str, Range]:
         """Ranges of the channels of every site over some samples, what stands at padding left out.
@@ -456,33 +326,27 @@ class Twin:
         rows = dict.fromkeys(self.sites, 0)
 
         def look(site: Site, values: Tensor) -> None:
-            site.width = values.shape[-1]
             counted = torch.ones(values.shape[:-1], dtype=torch.bool, device=values.device)
-            rows[site.key] += counted.numel()
+            rows[site.name] += counted.numel()
             if without and values.ndim == 3:
                 counted[:, [position for position in without if position < values.shape[1]]] = False
             low, high = values.detach().float()[counted].aminmax(dim=0)
-            before = ranges.get(site.key)
+            before = ranges.get(site.name)
             if before is not None:
                 low, high = torch.minimum(low, before.low), torch.maximum(high, before.high)
-            ranges[site.key] = Range(low, high)
+            ranges[site.name] = Range(low, high)
 
         self.watch(samples, look)
-        for key, count in rows.items():
-            self.sites[key].rows = count / len(samples)
+        for name, count in rows.items():
+            self.sites[name].rows = count / len(samples)
         return ranges
 
     def check(self, samples: Samples, treatment: Treatment) -> float:
-        """Largest difference of integer and simulated products over its bound, over all maps; see ``QuantizedLinear.check``.
-
-        Raises:
-            MeasurementError, ConfigurationError: as there.
-        """
+        """Largest difference of integer and simulated products over its bound, over all maps; see ``QuantizedLinear.check``."""
         worst = [0.0]
 
         def look(site: Site, values: Tensor) -> None:
-            if site.kind == "linear":
-                worst.append(self._maps[site.key].check(values, self._setting(treatment, site)))
+            worst.append(self._maps[site.name].check(values, self._setting(treatment, site)))
 
         self.watch(samples, look)
         return max(worst)
@@ -548,11 +412,7 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def require_unquantized(model: nn.Module) -> None:
-    """Refuse a model whose weights are packed or rounded already.
-
-    Raises:
-        ConfigurationError: it is quantised.
-    """
+    """Refuse a model whose weights are packed or rounded already."""
     how = getattr(getattr(model, "config", None), "quantization_config", None)
     if how is not None or getattr(model, "is_quantized", False):
         method = how.get("quant_method") if isinstance(how, dict) else getattr(how, "quant_method", None)

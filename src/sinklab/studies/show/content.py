@@ -43,12 +43,7 @@ class OnePicture(Corpus):
 
 
 def samples_of(loaded: LoadedModel, content: str | Path | Image, target: str | None, seq_len: int) -> tuple[Samples, list[str]]:
-    """What was given as one sample, and a sentence where a text was cut.
-
-    Raises:
-        InputError: the model reads something else, a picture cannot be read, or the tokenizer makes no token of a text.
-        ConfigurationError: a target for a model that has no decoder beside its encoder.
-    """
+    """What was given as one sample, and a sentence where a text was cut."""
     kind, two_sided = kind_of(loaded.model), is_two_sided(loaded.model)
     if kind == "audio":
         raise InputError(f"{type(loaded.model).__name__} reads sound, and show() has texts and pictures; `audit` measures it")
@@ -63,12 +58,12 @@ def samples_of(loaded: LoadedModel, content: str | Path | Image, target: str | N
             f"{type(loaded.model).__name__} comes without a tokenizer to read a text with; give one with `tokenizer`"
         )
     front, back = loaded.encoder.frame(loaded.encoder.adds_bos)
-    ids, notes = _ids(loaded, content), []
+    ids, notes = _ids(loaded, content, front), []
     if two_sided and target is None:
         ids, written = ids[: len(ids) // 2], ids[len(ids) // 2 :]
         notes.append("Source and target are the two halves of the text.")
     else:
-        written = _ids(loaded, target) if target is not None else []
+        written = _ids(loaded, target, ()) if target is not None else []
     sides = {"text": (ids, seq_len - len(front) - len(back)), "target": (written, seq_len)}
     for side, (tokens, room) in sides.items():
         if len(tokens) > max(1, room):
@@ -87,8 +82,8 @@ def longest(samples: Samples) -> int:
     return max(sides, default=0)
 
 
-def _ids(loaded: LoadedModel, text: str) -> list[int]:
-    ids = loaded.encoder.encode(text)
+def _ids(loaded: LoadedModel, text: str, front: tuple[int, ...]) -> list[int]:
+    ids = loaded.encoder.behind(front).encode(text)
     if not ids:
         raise InputError(f"the tokenizer of {loaded.name} makes no token of {text[:40]!r}; give a longer text")
     return ids

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 import os
 import secrets
 import signal
@@ -19,7 +17,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.results.file import check_file
 from sinklab.results.progress import bars, say
-from sinklab.studies.arguments import WHOLE, AsJson, Loading, OverwriteFile, command
+from sinklab.studies.arguments import WHOLE, Loading, OverwriteFile, command
 
 if TYPE_CHECKING:
     from sinklab.streaming.chat import Chat
@@ -50,7 +48,6 @@ def stream(
     overwrite: OverwriteFile = False,
     resume: Path | None = None,
     loading: Loading = Loading(),
-    as_json: AsJson = False,
 ) -> None:
     """Generate without end in bounded memory, from a prompt, a file, a pipe or a conversation; tokens appear as they are made.
 
@@ -87,7 +84,7 @@ def stream(
         sinklab stream ORG/MODEL --sinks 4 --window 1020 --file book.txt --max-new-tokens 300 --save book.safetensors
         sinklab stream ORG/MODEL --resume book.safetensors --prompt 'Who was that?' --max-new-tokens 300
         sinklab stream ORG/MODEL --chat --system 'You answer in one sentence.' --temperature 0.7
-        cat log.txt | sinklab stream ./my-checkpoint --policy window:window=256 --json > tokens.jsonl
+        cat log.txt | sinklab stream ./my-checkpoint --policy window:window=256 > more.txt
     """
     _check_arguments(max_new_tokens, chat, system, keep, has_prompt=prompt is not None or file is not None)
     check_file(save, overwrite, "save")
@@ -128,13 +125,14 @@ def stream(
         say(f"note: policy {kept.name!r} evicts nothing, so memory grows with every token")
     elif note := length_note(source.model, kept):
         say(f"note: {note}")
-    writer = _Writer(source, as_json, max_new_tokens, goes_on=save is not None and not chat)
+    writer = _Writer(source, max_new_tokens, goes_on=save is not None and not chat)
     # A conversation begins with a turn of the user, unless the last one was read in part: its answer comes first.
     generates_first = conversation is None or source.unread > 0
     writer.read(source.read_on if text is None else functools.partial(source.feed, text))
     with _reader_may_leave():
         if generates_first and not source.unread:
             writer.write()
+            writer.out("" if conversation is None else "\n")
         if conversation is not None:
             _converse(conversation, writer)
         if save is not None:
@@ -171,11 +169,7 @@ def _reader_may_leave() -> Iterator[None]:
 
 
 def _save(source: Stream, save: Path, overwrite: bool) -> None:
-    """Save the state; under another name where something has appeared at its place, since it is not come by again.
-
-    Raises:
-        InputError: something has, and the state is in the file that it names.
-    """
+    """Save the state; under another name where something has appeared at its place, since it is not come by again."""
     try:
         check_file(save, overwrite, "save")
     except InputError as error:
@@ -208,9 +202,7 @@ def _converse(conversation: Chat, writer: _Writer) -> None:
         if conversation.stream.unread:
             return
         writer.write()
-        if not writer.as_json:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+        writer.out("\n")
 
 
 class _Ended(Exception):
@@ -218,14 +210,10 @@ class _Ended(Exception):
 
 
 class _Writer:
-    """Writes tokens as they come, and at the end what there is to say of them.
+    """Writes tokens as they come, and at the end what there is to say of them."""
 
-    Args:
-        goes_on: a saved state goes on with the text that waits; otherwise the last token as JSON comes with all of it.
-    """
-
-    def __init__(self, source: Stream, as_json: bool, most: int | None, *, goes_on: bool) -> None:
-        self.source, self.as_json, self.most, self.goes_on = source, as_json, most, goes_on
+    def __init__(self, source: Stream, most: int | None, *, goes_on: bool) -> None:
+        self.source, self.most, self.goes_on = source, most, goes_on
         self.tokens, self.seconds = 0, 0.0
         self.interrupted, self.terminated = False, False
 
@@ -247,42 +235,25 @@ class _Writer:
             for token in self.source:
                 self.tokens += 1
                 end, last = token.text, self.interrupted or self.tokens - before == self.most
-                if self.as_json:
-                    text = end + self.source.rest()[0] if last and not self.goes_on else end
-                    line = {"position": token.position, "id": token.id, "text": text}
-                    self._out(json.dumps(line, ensure_ascii=False) + "\n")
-                elif end:
-                    self._out(end)
+                self.out(end)
                 if last:
                     break
         self.seconds += time.perf_counter() - started
-        if not self.as_json:
-            waiting = self.source.rest()[0]  # no token follows that would show it
-            self._out(waiting)
-            if sys.stdout.isatty() and not (waiting or end).endswith("\n"):
-                self._out("\n")
+        # No token follows that would show what waits; a state that is saved goes on with it.
+        waiting = "" if self.goes_on else self.source.rest()[0]
+        self.out(waiting)
+        if sys.stdout.isatty() and not (waiting or end).endswith("\n"):
+            self.out("\n")
 
     def finish(self) -> None:
-        """One line on stderr, or the summary as a line of JSON."""
-        telemetry = self.source.telemetry()
+        """One line on stderr."""
         speed = self.tokens / self.seconds if self.seconds else 0.0
         left = f", {self.source.unread:,} of the prompt not read" if self.source.unread else ""
-        if self.as_json:
-            figures = {
-                "tokens": self.tokens,
-                "seconds": self.seconds,
-                "tokens_per_second": speed,
-                "position": self.source.position,
-                "unread": self.source.unread,
-                "interrupted": self.interrupted,
-                **dataclasses.asdict(telemetry),
-                "evicted": telemetry.evicted,
-            }
-            self._out(json.dumps({"summary": figures}) + "\n")
-        else:
-            say(f"{self.tokens:,} tokens, {speed:,.1f} tokens/s, position {self.source.position:,}; {telemetry}{left}")
+        place = f"position {self.source.position:,}; {self.source.telemetry()}{left}"
+        say(f"{self.tokens:,} tokens, {speed:,.1f} tokens/s, {place}")
 
-    def _out(self, text: str) -> None:
+    def out(self, text: str) -> None:
+        """Text on stdout, at once."""
         sys.stdout.write(text)
         sys.stdout.flush()
 

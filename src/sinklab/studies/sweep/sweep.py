@@ -34,7 +34,7 @@ def sweep(
     cell is a result. Status 1: some cells failed; the results of the others are kept.
 
     Args:
-        recipe: A name from 'sinklab list recipes', FILE.py[:FUNCTION], or the run.json or YAML of a run.
+        recipe: A name from 'sinklab list recipes', or the run.json or YAML of a run.
         grid: Values of a field, in YAML; repeatable, all combinations are run. lr, operation, position, optimizer, schedule,
             layers, heads and context are short names.
         seeds: Run every combination with each of these seeds (of initialisation and data), both ends included; by default the

@@ -19,42 +19,25 @@ from torch import Tensor
 
 
 def weight_change(weight: Tensor, score_error: Tensor) -> Tensor:
-    """``p' - p``: how much more a key has whose score is off by ``e``, all other scores as they are.
-
-    Args:
-        weight: ``p`` of softmax or of anything else that is normalised, in [0, 1].
-        score_error: ``e``, broadcastable to it.
-
-    Returns:
-        float64, in (-1, 1); ``p (1 - p) (exp e - 1) / (1 + p (exp e - 1))``.
-    """
+    """``p' - p``: how much more a key has whose score is off by ``e`` (broadcastable), all other scores as they are: float64,
+    in (-1, 1), ``p (1 - p) (exp e - 1) / (1 + p (exp e - 1))``."""
     p, grown = weight.to(torch.float64), torch.expm1(score_error.to(torch.float64).clamp(max=700.0))
     return p * (1 - p) * grown / (1 + p * grown)
 
 
 def weight_change_bound(score_error: Tensor) -> Tensor:
-    """Most that a weight can change whatever it is: ``tanh(|e| / 4)``, which is less than ``|e| / 4`` (ours).
-
-    Attained at ``p = σ(-e / 2)``, which becomes ``σ(e / 2)``: the logistic function is steepest at 0 and even about it.
-
-    Returns:
-        float64, in [0, 1].
-    """
+    """Most that a weight can change whatever it is, float64: ``tanh(|e| / 4)``, less than ``|e| / 4`` (ours). Attained at ``p
+    = σ(-e / 2)``, which becomes ``σ(e / 2)``: the logistic function is steepest at 0 and even about it."""
     return torch.tanh(score_error.to(torch.float64).abs() / 4)
 
 
 def output_change(weight: Tensor, score_error: Tensor, content: Tensor, value: Tensor, constant: Tensor) -> Tensor:
-    """What a head writes with the bias in the place of its sink, less what it writes with the sink.
+    """What a head writes with the bias in the place of its sink, less what it writes with the sink: float64 ``(...,
+    value_dim)``.
 
     Args:
         weight, score_error: ``(...)``, of every query.
-        content: ``c``, ``(..., value_dim)``.
-        value: ``v``, of the sink, broadcastable to it.
-        constant: ``v'``, of the bias, broadcastable to it.
-
-    Returns:
-        float64 ``(..., value_dim)``. With the right score and no value, ``- p v``: of a weight that is the same at all queries
-        an output bias could give that back, of others not.
+        content, value, constant: ``c`` ``(..., value_dim)``; ``v`` of the sink and ``v'`` of the bias, broadcastable to it.
     """
     content, value, constant = (tensor.to(torch.float64) for tensor in (content, value, constant))
     changed = weight_change(weight, score_error)[..., None] * (constant - content)
@@ -62,50 +45,8 @@ def output_change(weight: Tensor, score_error: Tensor, content: Tensor, value: T
 
 
 def output_change_bound(weight: Tensor, score_error: Tensor, content: Tensor, value: Tensor, constant: Tensor) -> Tensor:
-    """Bound on the norm of :func:`output_change`, with the same arguments: ``tanh(|e|/4) |v' - c| + p |v' - v|`` (ours).
-
-    Attained where ``p = σ(-e/2)``, and ``v' - v`` points where ``v' - c`` does, or against it where ``e < 0``.
-
-    Returns:
-        float64 ``(...)``.
-    """
+    """Bound on the norm of :func:`output_change`, float64 ``(...)``: ``tanh(|e|/4) |v' - c| + p |v' - v|`` (ours). Attained
+    where ``p = σ(-e/2)``, and ``v' - v`` points where ``v' - c`` does, or against it where ``e < 0``."""
     content, value, constant = (tensor.to(torch.float64) for tensor in (content, value, constant))
     by_score = weight_change_bound(score_error) * (constant - content).norm(dim=-1)
     return by_score + weight.to(torch.float64) * (constant - value).norm(dim=-1)
-
-
-def constant_score(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The one score that stands best for those of a sink, and the most by which a weight is off with it (ours).
-
-    Half way between the largest and the smallest: it is off by half of their range ``r`` at most, and every other constant by
-    more at one of the two. So a weight is off by ``tanh(r / 8)`` at most; and if two queries have equal scores of their other
-    keys, any constant gives both one weight and is off by half of the difference of the true ones at one of them. A constant is
-    exact if and only if ``k*`` is orthogonal to all differences of the queries.
-
-    Args:
-        scores: ``(..., queries)``.
-
-    Returns:
-        Both float64 ``(...)``.
-    """
-    low, high = scores.to(torch.float64).aminmax(dim=-1)
-    return (low + high) / 2, weight_change_bound((high - low) / 2)
-
-
-def turning_bound(queries: Tensor, key: Tensor, angles: Tensor) -> Tensor:
-    """Bound on how far the score ``q · R k`` of a rotated key is from ``q · k``: ``Σ_j |q_j| |k_j| 2 |sin(θ_j / 2)|`` (ours).
-
-    ``j`` goes over pairs of coordinates. With it a sink under rotary positions is affine in the query before rotation as far as
-    what it shares with the queries lies in pairs that hardly turn over the distances at hand.
-
-    Args:
-        queries: before rotation, times the scaling of scores, ``(..., head_dim)``; coordinate ``j`` is paired with
-            ``j + head_dim / 2``.
-        key: broadcastable to them.
-        angles: ``θ``, by which pairs have turned, broadcastable to ``(..., head_dim / 2)``.
-
-    Returns:
-        float64 ``(...)``.
-    """
-    query, key = (torch.stack(tensor.to(torch.float64).chunk(2, dim=-1)).norm(dim=0) for tensor in (queries, key))
-    return (query * key * 2 * torch.sin(angles.to(torch.float64) / 2).abs()).sum(-1)

@@ -1,9 +1,6 @@
-"""Least norm of a convex combination with and without one of the vertices, and how much weight that one needs.
-
-The vertices are what the keys of an attention head would write, and the one is its sink: see
-``no_op_certificate.py``. All quantities come with an upper bound, weights that attain it, and a lower bound, a plane that
-separates.
-"""
+"""Least norm of a convex combination with and without one of the vertices, and how much weight that one needs; the vertices
+are what the keys of an attention head would write, and the one is its sink (``no_op_certificate.py``). All quantities come
+with an upper bound, weights that attain it, and a lower bound, a plane that separates."""
 
 from __future__ import annotations
 
@@ -33,14 +30,9 @@ _TYPICAL = 128
 
 @dataclasses.dataclass(frozen=True)
 class NearestPoint:
-    """For every hull the nearest point found, and the proof.
-
-    Attributes:
-        weights: float64 ``(groups, hulls, vertices)``: not negative, sum 1, 0 on vertices that are not of the hull.
-        upper: float64 ``(groups, hulls)``: norm of the point; infinite for a hull without a vertex.
-        lower: same shape: no point of the hull has a smaller norm.
-        scale: same shape: largest norm of a vertex of the hull, or of what they are pulled to.
-    """
+    """For every hull the nearest point found, and the proof; ``weights`` are float64 ``(groups, hulls, vertices)``, not
+    negative, sum 1, the others ``(groups, hulls)``: norm of the point (infinite for a hull without a vertex); no point of the
+    hull has a smaller norm than ``lower``; and the largest norm of a vertex, or of what they are pulled to."""
 
     weights: Tensor
     upper: Tensor
@@ -73,14 +65,13 @@ def nearest_to_origin(
     """Solve ``min |Σ p_k v_k|`` over probability vectors ``p`` on the members of every hull.
 
     Args:
-        gram: ``v_k · v_l``, ``(groups, vertices, vertices)``, symmetric and positive semidefinite. All hulls of a group have
-            their vertices among these.
+        gram: ``v_k · v_l``, ``(groups, vertices, vertices)``, symmetric and positive semidefinite; of all hulls of a group.
         members: boolean ``(groups, hulls, vertices)``.
         pull: an index ``s`` (int64) and a share ``a`` in [0, 1] for every hull, each ``(groups, hulls)``: its vertices are
             then ``a v_s + (1 - a) v_k``.
-        start: weights to start from, as in the result; by default all weight is on the shortest vertex.
-        tolerance: largest ``upper - lower``, relative to ``scale``; at least 1e-6, which is about what float64 can prove of a
-            hull of some thousand vertices that holds the origin.
+        start: weights to start from; by default all weight is on the shortest vertex.
+        tolerance: largest ``upper - lower``, relative to ``scale``; at least 1e-6, about what float64 can prove of a hull of
+            some thousand vertices that holds the origin.
         max_rounds: of eight steps and the corrections behind them; tens are usual.
 
     Raises:
@@ -269,18 +260,15 @@ _CUTS = 20
 class Certificate:
     """Bounds for every head and query; all float64 of one shape, such as ``(heads, q_len)``.
 
-    A query that was not asked has ``counted`` false, and the other fields say nothing of it.
-
     Attributes:
-        counted: boolean.
+        counted: boolean; of a query that was not asked the other fields say nothing.
         scale: largest norm of a visible ``u_k``; gaps between upper and lower bounds are at most the tolerance times this.
         with_upper, with_lower: least norm of the output over all visible keys.
         without_upper, without_lower: the same with the sink left out.
-        chosen_weight: weight on the sink in the point behind ``with_upper``.
-        sink_norm: norm of the sink's own ``u_k``.
-        needed_lower, needed_upper: between these lies the least weight on the sink with which an output of the norm asked about
-            is possible, if one was: without at least ``needed_lower`` it is not, with ``needed_upper`` it is. 0 where the sink
-            is not needed; infinite where nothing was found (upper), or nothing exists (both).
+        chosen_weight, sink_norm: weight on the sink in the point behind ``with_upper``; norm of the sink's own ``u_k``.
+        needed_lower, needed_upper: between these lies the least weight on the sink with which an output of the norm asked
+            about is possible, if one was: 0 where the sink is not needed; infinite where nothing was found (upper), or nothing
+            exists (both).
     """
 
     counted: Tensor
@@ -353,22 +341,12 @@ def certify_hulls(
 def needed_sink_weight(
     gram: Tensor, others: Tensor, sinks: Tensor, delta: Tensor, certificate: Certificate, *, tolerance: float = 1e-4
 ) -> tuple[Tensor, Tensor]:
-    """Bracket the least weight ``a`` on the sink with which an output of norm ``delta`` is possible.
+    """Bracket the least weight ``a`` on the sink with which an output of norm ``delta`` is possible; arguments as of
+    :func:`certify_hulls`, ``others`` being visible keys without the sink. Lower and upper end, as in :class:`Certificate`.
 
-    The least output norm ``D(a)`` with exactly this weight is a convex function. At ``a``, the plane behind the lower bound of
-    ``D(a)`` bounds ``D`` everywhere by a line; where the line meets ``delta`` is a weight that certainly does not suffice. That
-    is Newton's method from the left, begun at 0, where the plane is that of the hull without the sink. From the right, chords
-    of upper bounds lie above ``D``.
-
-    Args:
-        gram, delta: as for :func:`certify_hulls`.
-        others: boolean ``(heads, q_len, kv_len)``: visible keys without the sink; none where a query is not asked.
-        sinks: int64 ``(heads, q_len)``.
-        certificate: of the same.
-
-    Returns:
-        Lower and upper end, float64 ``(heads, q_len)``, as in :class:`Certificate`.
-    """
+    The least output norm ``D(a)`` with exactly this weight is convex. At ``a``, the plane behind the lower bound of ``D(a)``
+    bounds ``D`` everywhere by a line; where it meets ``delta`` is a weight that certainly does not suffice: Newton's method
+    from the left, begun at 0. From the right, chords of upper bounds lie above ``D``."""
     counted = certificate.counted
     gram = gram.to(torch.float64)
     infinite = torch.full_like(delta, float("inf"))

@@ -66,19 +66,14 @@ def head_score_norm(
     scaling: float = 1.0,
     positions: Literal["none", "rotary"] = "none",
 ) -> Tensor:
-    """Upper bound ``σ`` on the norm of every row of scores of one head.
+    """Upper bound ``σ`` on the norm of every row of scores of one head, float64 ``(...)``.
 
-    Without positions it is the theorem's ``σ = scaling · ‖W_Kᵀ W_Q‖₂ ‖X Xᵀ‖₂``. Rotary positions rotate each key by itself, so
-    that neither the product of the maps nor the spectral norm of ``X`` says anything about a row; what is left is
-    ``scaling · ‖W_Q‖₂ ‖W_K‖₂ ‖X‖_F max |x|``.
+    Without positions it is the theorem's ``σ = scaling · ‖W_Kᵀ W_Q‖₂ ‖X Xᵀ‖₂``. Rotary positions rotate each key by itself:
+    what is left is ``scaling · ‖W_Q‖₂ ‖W_K‖₂ ‖X‖_F max |x|``.
 
     Args:
         query_weight, key_weight: ``(head_dim, hidden_size)``, the head's rows of the projections, which must have no bias.
         inputs: ``X``, what enters the attention layer (behind its norm), ``(..., seq_len, hidden_size)``.
-        scaling: factor on the scores, positive.
-
-    Returns:
-        float64 ``(...)``.
     """
     query, key, states = (tensor.detach().to(torch.float64) for tensor in (query_weight, key_weight, inputs))
     if positions == "rotary":
@@ -93,14 +88,9 @@ def head_entropy_bound(
     query_weight: Tensor, key_weight: Tensor, inputs: Tensor, *, scaling: float = 1.0,
     positions: Literal["none", "rotary"] = "none",
 ) -> Tensor:  # fmt: skip
-    """Least entropy of every row of a causal head, from its weights and its inputs; see :func:`head_score_norm`.
-
-    A row of ``t`` keys is a row of the theorem with ``T = t``: its scores are part of those that ``σ`` bounds.
-
-    Returns:
-        float64 ``(..., seq_len)``, in nats. For heads of real models it is often near 0: the spectral norms allow far more
-        than the head does.
-    """
+    """Least entropy of every row of a causal head, float64 ``(..., seq_len)`` in nats, from its weights and its inputs; see
+    :func:`head_score_norm`. A row of ``t`` keys is one of the theorem with ``T = t``. For heads of real models it is often
+    near 0."""
     sigma = head_score_norm(query_weight, key_weight, inputs, scaling=scaling, positions=positions)
     return entropy_bound(sigma[..., None], torch.arange(1, inputs.shape[-2] + 1, device=sigma.device))
 
@@ -111,18 +101,10 @@ def uniform_weights(length: int) -> Tensor:
 
 
 def relative_weights(bias: Tensor) -> Tensor:
-    """With a score ``g(d)`` for distance ``d``: ``A[t, i] = exp g(t-i) / Σ_j exp g(t-j)``.
+    """With a score ``g(d)`` for distance ``d``: ``A[t, i] = exp g(t-i) / Σ_j exp g(t-j)``, float64 ``(..., length, length)``.
 
-    It also serves rotary positions, under which copies of one token have scores ``g(d) = q · R_d k``. The first key is the
-    farthest; its weight is at most ``1/t`` where ``g`` does not grow with the distance, and at least ``1/t`` where it does not
-    fall.
-
-    Args:
-        bias: ``g(0), g(1), …``, ``(..., length)``.
-
-    Returns:
-        float64 ``(..., length, length)``, 0 above the diagonal.
-    """
+    It also serves rotary positions, under which copies of one token have scores ``g(d) = q · R_d k``. The weight of the first
+    key is at most ``1/t`` where ``g`` does not grow with the distance, and at least ``1/t`` where it does not fall."""
     index = torch.arange(bias.shape[-1], device=bias.device)
     distance = index[:, None] - index
     scores = bias.to(torch.float64)[..., distance.clamp(min=0)].masked_fill(distance < 0, float("-inf"))
@@ -130,16 +112,9 @@ def relative_weights(bias: Tensor) -> Tensor:
 
 
 def alibi_weights(slope: Tensor | float, length: int) -> Tensor:
-    """With ALiBi (``g(d) = -m d``): ``A[t, i] = exp(-m (t-i)) (1 - exp(-m)) / (1 - exp(-m t))``, a geometric series.
-
-    The first key has less than ``1/t`` for every ``t > 1``, and exponentially little for far queries.
-
-    Args:
-        slope: ``m``, positive; any shape. Without slope there is no series to sum, and the weights are uniform.
-
-    Returns:
-        float64 ``(..., length, length)``, 0 above the diagonal.
-    """
+    """With ALiBi (``g(d) = -m d``, positive ``m``): ``A[t, i] = exp(-m (t-i)) (1 - exp(-m)) / (1 - exp(-m t))``, a geometric
+    series; float64 ``(..., length, length)``. The first key has less than ``1/t`` for every ``t > 1``, and exponentially
+    little for far queries."""
     slopes = torch.as_tensor(slope, dtype=torch.float64)[..., None, None]
     index = torch.arange(length, device=slopes.device)
     distance = index[:, None] - index
@@ -149,17 +124,12 @@ def alibi_weights(slope: Tensor | float, length: int) -> Tensor:
 
 
 def rotary_bounds(norms: Tensor | float, length: int) -> tuple[Tensor, Tensor]:
-    """With rotary positions every weight of a row of ``t`` keys lies between these, and both tend to 0 as ``t`` grows::
-
-        1 / (1 + (t-1) e^{2ξ})  ≤  A[t, i]  ≤  e^{2ξ} / (e^{2ξ} + t-1)
-
-    since rotations keep norms and so every score lies in ``[-ξ, ξ]``. The upper one is the paper's.
+    """With rotary positions every weight of a row of ``t`` keys lies between ``1 / (1 + (t-1) e^{2ξ})`` and ``e^{2ξ} / (e^{2ξ}
+    + t-1)``, float64 ``(..., length)`` each, and both tend to 0: rotations keep norms, so every score lies in ``[-ξ, ξ]``. The
+    upper one is the paper's.
 
     Args:
         norms: ``ξ``, an upper bound on ``|q| |k| · scaling``; at least 0, any shape.
-
-    Returns:
-        Lower and upper bound, float64 ``(..., length)``: by query, whichever the key.
     """
     reach = torch.as_tensor(norms, dtype=torch.float64)[..., None]
     # ln 0 for a single key: both bounds are then 1.

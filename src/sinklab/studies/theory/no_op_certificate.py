@@ -29,15 +29,8 @@ from sinklab.studies.theory.hull_certificate import certify_hulls
 
 @dataclasses.dataclass(frozen=True)
 class LayerCertificate:
-    """The certificate of one call of one attention module, on the CPU; fields are ``(batch, heads, queries)``.
-
-    Attributes:
-        site: the module.
-        queries: int64 ``(queries,)``: indices of the queries asked.
-        certificate: the bounds.
-        sink_weight: measured weight on the sink.
-        output_norm: measured norm of what the head writes, in front of a gate.
-    """
+    """The certificate of one call of one attention module, on the CPU, ``(batch, heads, queries)``: bounds, and measured
+    weight on the sink and norm of what the head writes, in front of a gate. ``queries`` are the indices of those asked."""
 
     site: Site
     queries: Tensor
@@ -86,8 +79,7 @@ class NoOpCertificate(Probe):
     """Certifies the heads of every self-attention call; rows are means over queries, :attr:`found` has every query.
 
     Values are those of the key-value heads, repeated for grouped queries; ``W_O`` is cut into the columns of each head. All is
-    float64 and on the CPU, because some devices have no float64. Queries that are padding, or see no other key than the sink,
-    are left out. State is a few numbers per query and head.
+    float64 and on the CPU. Queries that are padding, or see no other key than the sink, are left out.
 
     Attributes:
         found: one :class:`LayerCertificate` for every call, in the order of the calls.
@@ -96,8 +88,8 @@ class NoOpCertificate(Probe):
         sink_position: 0-based position of the sink in the document; a sink that was found; or ``"null"``: the sink is the
             operation's null, and modules without one are passed over.
         max_queries: so many queries of a call, evenly spread, the last among them.
-        delta: also the weight on the sink needed for outputs of this norm, in units of the largest norm of a visible
-            ``u_k``; ``"measured"`` for the output norm that the head has, which its measured weight must allow.
+        delta: also the weight on the sink needed for outputs of this norm, in units of the largest norm of a visible ``u_k``;
+            ``"measured"`` for the output norm that the head has, which its measured weight must allow.
         tolerance: as for :func:`certify_hulls`.
 
     Raises:
@@ -214,14 +206,10 @@ class NoOpCertificate(Probe):
 
 @torch.no_grad()
 def certify(model: nn.Module, batch: Tensor | Mapping[str, Tensor], **options: Any) -> NoOpCertificate:
-    """Run a model on a batch and certify every head of its self-attention.
+    """Run a model on a batch, token ids ``(batch, seq_len)`` or inputs by name, and certify every head of its self-attention.
 
     Args:
-        batch: token ids ``(batch, seq_len)``, or the model's inputs by name (with an attention mask, if rows are padded).
-        options: those of :class:`NoOpCertificate`.
-
-    Returns:
-        The probe, with one :class:`LayerCertificate` for each attention module in ``found``.
+        options: those of :class:`NoOpCertificate`, which is returned.
 
     Raises:
         InputError: values that are not finite, or no query that sees the sink and another key.
@@ -288,17 +276,13 @@ _FIELDS = {"no_op_gap": "gap", "certified_sink_weight": "sink_weight"}
 
 
 def certified(context: Context) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Certify all heads on the first samples of an audit's main condition.
+    """Certify all heads on the first samples of an audit's main condition: its entry ``certificate``, and rows of the long
+    table.
 
-    A head is *forced* to have its sink if it gives it more than the threshold of the audit on average, and would have to give
-    it more than that on average, by its values alone, in order to write at most :data:`DELTA`. The need is known at the
-    queries where any weights write so little; a head is not called forced on fewer than half of its queries, or on fewer than
-    :data:`~sinklab.studies.theory.found.LEAST_QUERIES`. Weights that need not sum to one force nothing.
-
-    Returns:
-        What ``summary.json`` has under ``certificate``, ``{"refused": why}`` where the model cannot be certified; and rows of
-        the long table.
-    """
+    A head is *forced* to have its sink if it gives it more than the threshold of the audit on average, and would have to, by
+    its values alone, in order to write at most :data:`DELTA`. The need is known at the queries where any weights write so
+    little, which must be half of them, and :data:`~sinklab.studies.theory.found.LEAST_QUERIES`. Weights that need not sum to
+    one force nothing."""
     summary, loaded = context.summary, context.loaded
     if summary.get("parts"):
         why = "an encoder–decoder has three kinds of attention with sinks of their own, and a certificate is about one sink"

@@ -32,14 +32,8 @@ Target = Literal["including", "preceding"]
 
 @dataclasses.dataclass(frozen=True)
 class TriggerBatch:
-    """Sequences with one trigger each.
-
-    Attributes:
-        inputs: ``(batch, length, width)``.
-        targets: same shape: the mean at the trigger, 0 elsewhere. A model with residual connections is to give
-            ``inputs + targets``.
-        positions: int64 ``(batch,)``: where the trigger stands, 0-based.
-    """
+    """Sequences with one trigger each, at ``positions`` (int64, 0-based): ``inputs`` and ``targets`` are ``(batch, length,
+    width)``, the mean at the trigger and 0 elsewhere. A model with residual connections is to give ``inputs + targets``."""
 
     inputs: Tensor
     targets: Tensor
@@ -61,19 +55,15 @@ def trigger_batch(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> TriggerBatch:
-    """Draw sequences: BOS, then content tokens with a trigger in the place of one of them.
-
-    With the target ``"including"`` a trigger at ``j`` (0-based) averages the ``j`` tokens ``1 … j``, with ``"preceding"`` the
-    ``j - 1`` tokens ``1 … j - 1``.
+    """Draw sequences: BOS, then content tokens with a trigger in the place of one of them. With the target ``"including"`` a
+    trigger at ``j`` (0-based) averages the tokens ``1 … j``, with ``"preceding"`` the ``j - 1`` before it.
 
     Args:
         batch: number of sequences, at least 1.
-        length: tokens of a sequence with BOS, at least 4; 16 in the paper.
-        width: coordinates of a token, at least 4; 16 in the paper.
+        length, width: tokens of a sequence with BOS, and coordinates of a token, at least 4 each; 16 in the paper.
         generator: on the CPU; the global one by default.
         position: 0-based position of the trigger in all sequences; by default drawn uniformly from ``2 … length - 1`` (the
             paper's 3 … L, counted from 1), so that a content token always precedes it.
-        target: what the mean is over; see :data:`Target`.
 
     Raises:
         ConfigurationError: an argument out of its range.
@@ -115,41 +105,27 @@ _RANK_TOLERANCE = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Counter:
-    """A functional of head outputs that counts tokens other than BOS.
-
-    Attributes:
-        functional: ``u``, float64 ``(width,)``.
-        norm: ``|u|₁``, by which an error per coordinate enters the count.
-        slack: ``ρ``: ``uᵀM x`` lies within ``1 ± ρ`` for every content token and trigger of the task.
-    """
+    """A functional of head outputs that counts tokens other than BOS: ``u``, float64 ``(width,)``; ``|u|₁``, by which an error
+    per coordinate enters the count; and ``ρ``: ``uᵀM x`` lies within ``1 ± ρ`` for every content token and trigger of the
+    task."""
 
     functional: Tensor
     norm: float
     slack: float
 
     def least_bos_weight(self, error: float, bos_error: float | None = None) -> float:
-        """Least weight on BOS at a query whose output is within ``error`` of 0 in every coordinate.
-
-        ``(1 - ρ - |u|₁ η) / (1 - ρ + |u|₁ η₁)`` with ``η₁`` the error at the BOS query itself, at least 0.
-
-        Args:
-            error: ``η``, at least 0.
-            bos_error: ``η₁``; as large as ``error`` by default. It is 0 for a value map that takes BOS to 0.
-        """
+        """Least weight on BOS at a query whose output is within ``error`` of 0 in every coordinate: ``(1 - ρ - |u|₁ η) / (1 -
+        ρ + |u|₁ η₁)``, at least 0, with ``η₁`` the error at the BOS query itself (as large by default; 0 for a value map that
+        takes BOS to 0)."""
         bos_error = error if bos_error is None else bos_error
         counted = 1 - self.slack
         return max(0.0, (counted - self.norm * error) / (counted + self.norm * bos_error)) if counted > 0 else 0.0
 
 
 def counter_of(value_output: Tensor) -> Counter:
-    """The counter of least norm for a value map: ``u = (M restricted to all tokens but BOS)⁺ᵀ (e_1 + e_{n-1})``.
-
-    A map that loses the count (singular in its direction) leaves a large slack, and the bound is then 0: such a head may be
-    silent without a sink, and cannot solve the task.
-
-    Args:
-        value_output: ``M = W_O W_V``, finite, ``(width, width)``, by which an output is ``Σ_k A_k M x_k``.
-    """
+    """The counter of least norm for a value map ``M = W_O W_V``, ``(width, width)``: ``u = (M restricted to all tokens but
+    BOS)⁺ᵀ (e_1 + e_{n-1})``. A map that loses the count leaves a large slack, and the bound is then 0: such a head may be
+    silent without a sink, and cannot solve the task."""
     full = value_output.detach().to(torch.float64)
     tokens = full[:, 1:]  # what M does to tokens without the coordinate of BOS
     count = torch.zeros(full.shape[1] - 1, dtype=torch.float64, device=full.device)
@@ -173,20 +149,17 @@ def least_bos_weight(error: float) -> float:
 
 
 def least_bos_weight_by_odds(error: Tensor, bos_output: Tensor, query_norm: Tensor, key_norms: Tensor) -> Tensor:
-    """``1 / (1 + R)``: least weight on BOS of a content query before the trigger, whatever the trigger is to do there.
-
-    One softmax head without positions, with any value map ``M``; behind the trigger it is the least weight on BOS and the
-    trigger together. The proof is in docs/theory.md#key-query-retrieval-at-a-trigger.
+    """``1 / (1 + R)``: least weight on BOS of a content query before the trigger, whatever the trigger is to do there, in [0,
+    1]; 0 where some norm is no larger than the error. One softmax head without positions, with any value map ``M``; behind the
+    trigger it is the least weight on BOS and the trigger together. The proof is in
+    docs/theory.md#key-query-retrieval-at-a-trigger.
 
     Args:
         error: ``η``, largest absolute output at the last place of ``BOS, x`` and of ``BOS, x', x`` for all keys ``x'`` below,
-            ``(...)``, at least 0.
+            ``(...)``.
         bos_output: ``β``, largest absolute coordinate of ``M x_BOS``, which is the output at BOS, ``(...)``.
         query_norm: ``μ(x)``, largest absolute coordinate of ``M x`` for the query, ``(...)``.
         key_norms: ``μ(x')`` of the other content tokens that it sees, ``(..., count)``; ``count`` may be 0.
-
-    Returns:
-        In [0, 1], ``(...)``; 0 where some norm is no larger than the error, and nothing follows.
     """
     room, rooms = query_norm - error, key_norms - error[..., None]
     follows = (room > 0) & (rooms > 0).all(-1)
@@ -200,13 +173,9 @@ def least_bos_weight_by_odds(error: Tensor, bos_output: Tensor, query_norm: Tens
 
 @dataclasses.dataclass(frozen=True)
 class TriggerHeads:
-    """One layer of heads of full width, without positions, scaling or residual; the layer of the paper.
-
-    Attributes:
-        query, key, value, output: ``W_Q, W_K, W_V, W_O``, each ``(heads, width, width)``; they act as ``W x``. The maps of an
-            ``nn.Linear`` for all heads are ``query.flatten(0, 1)`` and ``torch.cat(list(output), dim=1)``.
-        attention: ``"softmax"``, or ``"relu"``: ReLU of the scores divided by ``max(i - 1, 1)`` for query ``i`` from 1 on.
-    """
+    """One layer of heads of full width, without positions, scaling or residual; the layer of the paper. Maps are ``W_Q, W_K,
+    W_V, W_O``, each ``(heads, width, width)``, and act as ``W x``; ``"relu"`` is ReLU of the scores divided by ``max(i - 1,
+    1)`` for query ``i`` from 1 on."""
 
     query: Tensor
     key: Tensor
@@ -230,15 +199,12 @@ class TriggerHeads:
 
 
 def relu_solution(width: int) -> TriggerHeads:
-    """ReLU attention that solves the task, target ``"including"``, with no error at all and no weight on BOS.
+    """ReLU attention, float64 maps of one head, that solves the task with target ``"including"``, no error at all and no
+    weight on BOS.
 
-    Ran-Milo 2026 (arXiv 2603.11487), Theorem 3; these weights are ours. A score is 1 for the trigger on tokens other than BOS
-    and 0 elsewhere; ``i - 1``, by which weights are divided, is the number of tokens in the mean. With the target
-    ``"preceding"`` it is one too many, and then *no* maps solve the task exactly: see docs/theory.md.
-
-    Returns:
-        float64 maps of one head.
-    """
+    Ran-Milo 2026 (arXiv 2603.11487), Theorem 3; these weights are ours. A score is 1 for the trigger on tokens other than BOS;
+    ``i - 1``, by which weights are divided, is the number of tokens in the mean. With ``"preceding"`` *no* maps solve the
+    task: docs/theory.md."""
     query, key = _zeros(1, width), _zeros(1, width)
     query[0, 0, TRIGGER] = 1
     key[0, 0, TRIGGER] = key[0, 0, BIAS] = 1
@@ -247,20 +213,12 @@ def relu_solution(width: int) -> TriggerHeads:
 
 
 def softmax_solution(width: int, length: int, error: float, target: Target = "including") -> TriggerHeads:
-    """Softmax attention that solves the task to within ``error`` in every coordinate, with the sink that it needs.
+    """Softmax attention, float64 maps of one head, that solves the task to within ``error`` (in (0, 1/2]) in every coordinate
+    for sequences of ``length`` or less, with the sink that it needs.
 
     Content tokens score ``c`` on BOS, the trigger scores ``c`` on what it averages, all other scores are 0, and values are the
-    tokens with the coordinate of BOS taken out. Of query ``i`` (0-based) the weight off BOS is ``i / (e^c + i)``, so that
-    ``e^c = (length - 1)(1/ε - 1)`` keeps it to ``ε``; target ``"preceding"`` takes ``e^c >= 3/ε - 2`` besides.
-
-    Args:
-        width: at least 4.
-        length: longest sequence for which the error holds, at least 4.
-        error: ``ε``, in (0, 1/2].
-
-    Returns:
-        float64 maps of one head.
-    """
+    tokens with the coordinate of BOS taken out. Of query ``i`` the weight off BOS is ``i / (e^c + i)``, so that ``e^c =
+    (length - 1)(1/ε - 1)`` keeps it to ``ε``; target ``"preceding"`` takes ``e^c >= 3/ε - 2`` besides."""
     height = _height(length, error)
     if target == "preceding":
         height = max(height, math.log(3 / error - 2))
@@ -275,15 +233,12 @@ def softmax_solution(width: int, length: int, error: float, target: Target = "in
 
 
 def cancelling_solution(width: int, length: int, error: float) -> TriggerHeads:
-    """Two softmax heads that solve the task, target ``"including"``, to within ``error``: *no head sinks off the trigger*.
+    """Two softmax heads, float64, that solve the task, target ``"including"``, to within ``error``: *no head sinks off the
+    trigger*.
 
-    Both attend uniformly at every other query and write opposite vectors, 0 in sum. At the trigger the first averages the
-    tokens other than BOS, and the second turns to BOS, whose value is 0. Hence no bound on a single head follows from a small
-    loss once there are two. "Some head sinks at some query" is all that can be said: here it is the second, at the trigger.
-
-    Returns:
-        float64 maps of two heads.
-    """
+    Both attend uniformly at every other query and write opposite vectors. At the trigger the first averages the tokens other
+    than BOS, and the second turns to BOS, whose value is 0. Hence no bound on a single head follows from a small loss once
+    there are two. "Some head sinks at some query" is all that can be said: here it is the second, at the trigger."""
     # At the trigger j (0-based) the first writes (1 - 1/(1 + j e^c)) m, the second -j/(e^c + j) m: 2 ε/2 in the worst case.
     height = _height(length, error / 2)
     query, key = _zeros(2, width), _zeros(2, width)

@@ -21,13 +21,7 @@ INITIAL_STD = 0.02
 
 
 class TriggerAttention(nn.Module):
-    """Causal heads of the full width: maps without bias, scores that are not divided by anything.
-
-    Args:
-        width: coordinates of a token and of every head.
-        heads: their outputs are concatenated and mapped from ``heads · width`` back to ``width``.
-        operation: how scores become weights; its learned parameters are those of this layer.
-    """
+    """Causal heads of the full ``width``: maps without bias, scores that are not divided by anything."""
 
     def __init__(self, width: int, heads: int, operation: Operation) -> None:
         super().__init__()
@@ -68,20 +62,11 @@ class TriggerAttention(nn.Module):
 
 
 class TriggerModel(nn.Module):
-    """The two models of Ran-Milo 2026 (arXiv 2603.11487), as released.
+    """The two models of Ran-Milo 2026 (arXiv 2603.11487), as released: no feed-forward, no norm, no positions.
 
     One layer with one head stands alone: its output is the answer. With more of either there is a residual connection round
-    every layer, and the answer is the input plus the update. No feed-forward, no norm, no positions.
-
-    Args:
-        operation: for example ``Softmax()``, or ``Relu(uncounted=1)``, which divides by ``max(i - 1, 1)`` as released.
-        layers, heads: at least 1 each.
-        width: coordinates of a token, at least 4; 16 in the paper.
-
-    Attributes:
-        front: learned tokens that the operation asks for, ``(count, width)``; they come before all others and are not part of
-            the output.
-    """
+    every layer, and the answer is the input plus the update. ``front`` are learned tokens that the operation asks for,
+    ``(count, width)``, which come before all others and are not part of the output."""
 
     def __init__(self, operation: Operation, layers: int = 1, heads: int = 1, width: int = 16) -> None:
         super().__init__()
@@ -103,10 +88,8 @@ class TriggerModel(nn.Module):
         return states[:, len(self.front) :]
 
     def with_weights(self, inputs: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-        """Answers, and per layer the weights ``(batch, heads, front + length, front + length)`` and the null mass.
-
-        Null masses are ``(batch, heads, length)``, or ``None`` where the operation does not define one.
-        """
+        """Answers, and per layer the weights ``(batch, heads, front + length, front + length)`` and the null mass ``(batch,
+        heads, length)``, ``None`` where the operation does not define one."""
         states, weights, masses = self.begin(inputs), [], []
         for layer in self.attention:
             update, layer_weights = layer(states, need_weights=True)
@@ -132,10 +115,8 @@ ROUNDING = 1e-9
 
 
 def obstacle(operation: Operation, problem: TriggerProblem) -> tuple[str, float] | None:
-    """Why no maps of one layer solve the task with this operation, and the largest error that all leave; or ``None``.
-
-    ``None`` says that there is no proof, not that there are such maps. The error is a supremum over the sequences of the task.
-    """
+    """Why no maps of one layer solve the task with this operation, and the largest error that all leave; or ``None``, which
+    says that there is no proof, not that there are such maps. The error is a supremum over the sequences of the task."""
     if problem.layers > 1 or not linear_in_values(operation):
         return None
     count = operation.tokens_in_front + (3 if problem.bos else 2)
@@ -160,10 +141,7 @@ def obstacle(operation: Operation, problem: TriggerProblem) -> tuple[str, float]
 
 
 def divisor_quotient(operation: Operation, count: int) -> float | None:
-    """``d(count + 1) / d(count)`` where a weight is ``φ(score) / d(visible keys)``; ``None`` where it is no such thing.
-
-    The premise is tried on random rows, in float64.
-    """
+    """``d(count + 1) / d(count)`` where a weight is ``φ(score) / d(visible keys)``, tried on random rows; else ``None``."""
     generator = torch.Generator().manual_seed(0)
     rows, others = (3 * torch.randn(TRIALS, 1, 1, count + 1, generator=generator, dtype=torch.float64) for _ in range(2))
     others[..., 0] = rows[..., 0]
@@ -233,11 +211,7 @@ class TriggerProblem:
             return TriggerModel(operation, self.layers, self.heads, self.width)
 
     def check(self) -> None:
-        """Raise before any training what would be wrong in it.
-
-        Raises:
-            ConfigurationError: a field out of its range.
-        """
+        """Raise before any training what would be wrong in it: a field out of its range."""
         for name in ("layers", "heads", "batch", "cap"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"trigger task: {name} {getattr(self, name)} must be at least 1")
@@ -261,15 +235,8 @@ REPORT_EVERY = 100
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A trained model and how it came about.
-
-    Attributes:
-        model: in evaluation mode.
-        steps: updates that were made.
-        outcome: why there were no more.
-        error: largest absolute error on the last training batch; not finite where it diverged.
-        seconds: CPU time.
-    """
+    """A trained model, in evaluation mode; updates that were made, and why no more; largest absolute error on the last
+    training batch, not finite where it diverged; and CPU seconds."""
 
     model: TriggerModel
     steps: int
@@ -281,11 +248,8 @@ class Training:
 def train(
     operation: Operation, problem: TriggerProblem, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Training:
-    """Train one model: mean squared error, Adam, fresh samples every step. The same seed gives the same model.
-
-    Args:
-        operation: what takes the place of softmax.
-        progress: called with steps done and the cap.
+    """Train one model: mean squared error, Adam, fresh samples every step. The same seed gives the same model; ``progress`` is
+    called with steps done and the cap.
 
     Raises:
         ConfigurationError: a field of the problem out of its range.

@@ -6,11 +6,9 @@ from typing import Literal
 
 from sinklab.results.run import Result
 from sinklab.studies.arguments import (
-    Anyway,
     FreshSamples,
     Operations,
     Output,
-    Resume,
     Seeds,
     StepCap,
     StepSamples,
@@ -37,8 +35,6 @@ def trigger(
     tolerance: Tolerance = 5e-3,
     cap: StepCap = 50_000,
     samples: FreshSamples = 1000,
-    anyway: Anyway = False,
-    resume: Resume = False,
     output: Output = Output(),
 ) -> Result:
     """Train small models that must do nothing except at one token, and measure where their heads put their weight.
@@ -60,11 +56,10 @@ def trigger(
 
     Returns:
         A record for every model in ``summary["runs"]``, and operations that were not trained in ``summary["cannot"]``. The
-        table has the numbers by head and the attention maps, of which the directory has a picture each.
+        table has the numbers by head and the attention maps.
 
     Raises:
-        ConfigurationError: nothing to train, an argument out of its range, no operation that can do the task, or a lab of other
-            settings to go on with.
+        ConfigurationError: nothing to train, an argument out of its range, or no operation that can do the task.
         InputError: the directory exists or cannot be made, or a stored model cannot be read.
         UnknownNameError: no such operation.
 
@@ -82,4 +77,4 @@ def trigger(
         target=target, bos=bos, batch=batch, learning_rate=learning_rate, cap=cap, tolerance=tolerance,
     )  # fmt: skip
     chosen = operations_of(operation)
-    return run_lab(problem, chosen, parse_seeds(seeds), output, samples=samples, anyway=anyway, resume=resume)
+    return run_lab(problem, chosen, parse_seeds(seeds), output, samples=samples)

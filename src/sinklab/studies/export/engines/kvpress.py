@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, ExportPlan, approximated, expressed, not_expressible
+from sinklab.studies.export.base import PAST_TRAINING, Answer, Engine, ExportPlan
 
 
 class Kvpress(Engine):
@@ -16,25 +16,27 @@ class Kvpress(Engine):
 
     def stay(self, plan: ExportPlan) -> Answer:
         if plan.num_first is None:
-            return not_expressible("StreamingLLMPress keeps first tokens only")
-        return expressed(f"StreamingLLMPress(n_sink={plan.num_first}), with scores that keep the order of the text")
+            return Answer("not expressible", "StreamingLLMPress keeps first tokens only")
+        return Answer("expressed", f"StreamingLLMPress(n_sink={plan.num_first}), with scores that keep the order of the text")
 
     def window(self, plan: ExportPlan) -> Answer:
-        return approximated(
+        return Answer(
+            "approximated",
             f"DecodingPress(target_size={plan.held - 1}, compression_interval=1) while decoding; the tokens of the prompt see "
-            "all that is before them, and it is cut when all of it has been read"
+            "all that is before them, and it is cut when all of it has been read",
         )
 
     def positions(self, plan: ExportPlan) -> Answer:
         if plan.policy.positions == "original":
-            return expressed("keys keep the positions of the text")
-        return not_expressible(
+            return Answer("expressed", "keys keep the positions of the text")
+        return Answer(
+            "not expressible",
             "keys keep the positions of the text while tokens are decoded: DecodingPress takes no KeyRerotationPress; "
-            f"{PAST_TRAINING}"
+            f"{PAST_TRAINING}",
         )
 
     def integers(self, plan: ExportPlan) -> Answer:
-        return not_expressible("QuantizedCache has not been seen to work with DecodingPress")
+        return Answer("not expressible", "QuantizedCache has not been seen to work with DecodingPress")
 
     def text(self, plan: ExportPlan) -> str:
         return f'''

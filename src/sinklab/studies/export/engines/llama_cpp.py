@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from sinklab.policies.blocks import Blocks
-from sinklab.studies.export.base import Answer, Engine, ExportPlan, approximated, expressed, not_expressible
+from sinklab.studies.export.base import Answer, Engine, ExportPlan
 
 PADDED = 256
 """The context is rounded up to a multiple of this (llama-context.cpp, pull request 17046)."""
@@ -27,45 +27,49 @@ class LlamaCpp(Engine):
         keep = _kept(plan)
         bos = ", and BOS, which it counts apart" if plan.bos else ""
         if plan.num_first is not None:
-            return expressed(f"--keep {keep}{bos}")
+            return Answer("expressed", f"--keep {keep}{bos}")
         if plan.pinned[-1] + 1 > plan.held // 2:
-            return not_expressible("it keeps first tokens only, and the last of these stands too far behind them")
-        return approximated(f"--keep {keep}{bos}: all tokens up to the last of them")
+            return Answer("not expressible", "it keeps first tokens only, and the last of these stands too far behind them")
+        return Answer("approximated", f"--keep {keep}{bos}: all tokens up to the last of them")
 
     def rule(self, plan: ExportPlan) -> Answer:
         policy = plan.policy
         if not isinstance(policy, Blocks):
             return super().rule(plan)
         if policy.blocks != 2:
-            return not_expressible(f"it gives up half of what is not kept, one of two blocks, and not one of {policy.blocks}")
+            return Answer(
+                "not expressible", f"it gives up half of what is not kept, one of two blocks, and not one of {policy.blocks}"
+            )
         # The shift comes before the token that would fill the context, so that two whole blocks are then held.
         size, padded = _context(plan), _padded(plan)
         says = f"--ctx-size {size} and --context-shift: when it is full, the older half of what is not kept goes at once"
         refused = "; a longer prompt is refused"
         if padded == size:
-            return expressed(f"{says}{refused}")
+            return Answer("expressed", f"{says}{refused}")
         block = (padded - 1 - policy.num_sinks) // 2
-        return approximated(f"{says}; the server rounds it up to {padded}, and blocks to {block} tokens{refused}")
+        return Answer("approximated", f"{says}; the server rounds it up to {padded}, and blocks to {block} tokens{refused}")
 
     def window(self, plan: ExportPlan) -> Answer:
         size, padded = _context(plan), _padded(plan)
         rounded = "" if padded == size else f", which the server rounds up to {padded}"
         bos = "; BOS stays too, where the tokenizer adds it" if plan.bos and not plan.pinned else ""
-        return approximated(
+        return Answer(
+            "approximated",
             f"--ctx-size {size}{rounded}: when it is full, the older half of what is not kept goes at once, so that between "
-            f"half and all of it is held; a longer prompt is refused{bos}"
+            f"half and all of it is held; a longer prompt is refused{bos}",
         )
 
     def positions(self, plan: ExportPlan) -> Answer:
         if plan.policy.positions == "in_cache":
-            return expressed("the shift rotates keys to their new places")
-        return not_expressible("the shift rotates keys to their new places in the context")
+            return Answer("expressed", "the shift rotates keys to their new places")
+        return Answer("not expressible", "the shift rotates keys to their new places in the context")
 
     def integers(self, plan: ExportPlan) -> Answer:
         kind = TYPES[str(plan.quantized)]
-        return approximated(
+        return Answer(
+            "approximated",
             f"--cache-type-k {kind} --cache-type-v {kind}: of all tokens, in blocks of 32 numbers; none stays "
-            "whole, and keys are rounded again at every shift"
+            "whole, and keys are rounded again at every shift",
         )
 
     def text(self, plan: ExportPlan) -> str:

@@ -21,7 +21,7 @@ from sinklab.studies.causes.samples import Samples, masked_samples, token_sample
 
 TEXTS, LENGTH = 64, 256
 """Texts of a domain and their tokens, if the model was trained on as many. That something costs is shown by a few dozen; that
-it costs nothing by some 250 at the least (:mod:`~sinklab.studies.causes.evidence`), and by more where effects vary."""
+it costs nothing by some 250 at the least (:mod:`~sinklab.studies.causes.labels`), and by more where effects vary."""
 LARGE, OF_LARGE = 5e7, (18, 64)
 """Parameters from which on a model is read fewer and shorter texts: an edit of a head costs it as much as a forward."""
 
@@ -53,13 +53,8 @@ def default_texts(
     seed: int,
     bos: bool,
 ) -> Texts:
-    """Texts of every domain, by default as many and as long as the size of the model, its training and its positions, say.
-
-    A domain is called what its corpus is on tables and pages: by its registered name, or by the name of its file.
-
-    Raises:
-        SinklabError: see :func:`texts_of`.
-    """
+    """Texts of every domain, by default as many and as long as the size of the model, its training and its positions, say; a
+    domain is called what its corpus is on tables and pages."""
     corpora = [default_corpus(loaded) if domain == AUTO else resolve_corpus(domain) for domain in domains]
     names = [
         corpus.name if domain in (corpus.name, AUTO) else corpus.label for domain, corpus in zip(domains, corpora, strict=True)
@@ -80,16 +75,13 @@ def texts_of(
 ) -> Texts:
     """As many texts of every corpus, each corpus a domain with a name.
 
-    Models that predict the next token are scored at every position but the last. Of models of masked tokens
-    15 % of the tokens are replaced by the mask token, and scored there alone. Records are read whole, and all texts are then
-    padded to the longest, behind an attention mask.
-
-    Args:
-        seq_len: tokens of every text; of records the most.
+    Models that predict the next token are scored at every position but the last. Of models of masked tokens 15 % of the tokens
+    are replaced by the mask token, and scored there alone. Records are read whole (``seq_len`` at most) and padded to the
+    longest.
 
     Raises:
-        ConfigurationError: a corpus twice, a mask token that the tokenizer has not, or texts that are longer than the model's
-            table of positions.
+        ConfigurationError: a corpus twice, a mask token that the tokenizer has not, or texts longer than the table of
+            positions.
         InputError: a corpus that is too short, or that the model cannot read.
         UnsupportedModelError: a model without a loss of tokens.
     """
