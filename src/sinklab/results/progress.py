@@ -193,10 +193,7 @@ def plan(progress: Progress, costs: Mapping[str, float], within: float = float("
         told(costs, within)
 
 
-DONE = "what is done and what there is in all"
-"""What follows one stage is called with, in words."""
-
-DONE_OF_STAGE = f"the stage, {DONE}"
+DONE_OF_STAGE = "the stage, what is done and what there is in all"
 """What a :data:`Progress` is called with, in words."""
 
 REFRESH = 0.2
