@@ -120,19 +120,12 @@ def read_positions(
     position_ids: Tensor | None,
     device: torch.device,
 ) -> tuple[Positions, Positions]:
-    """Positions of the queries and of the keys of one call.
+    """Positions of the queries and of the keys of one call of ``shape`` samples, queries and keys.
 
-    Offsets of cached and sliding keys are known only from what the host said about the mask (``record``). Documents that a mask
-    of four dimensions from the caller keeps apart are documents, whatever the position ids. (Masks that a model makes of itself
-    hold other things apart: the windows of Swin.)
-
-    Args:
-        shape: samples, queries and keys.
-        cross: cross-attention; the host's padding then speaks of the keys alone.
-        position_ids: of the model's call; a restart of the count begins a new document if the mask agrees.
-
-    Raises:
-        InputError: documents of one row that share keys, such as learned tokens in front of the row.
+    Offsets of cached and sliding keys are known only from what the host said about the mask (``record``); of cross-attention
+    its padding speaks of the keys alone. A restart of ``position_ids`` begins a document if the mask agrees. Documents that a
+    mask of four dimensions from the caller keeps apart are documents, whatever the position ids. (Masks that a model makes of
+    itself hold other things apart: the windows of Swin.) Documents of one row that share keys are refused.
     """
     batch, q_len, kv_len = shape
     token_masks, cached = forward.token_masks, forward.cached
@@ -261,13 +254,9 @@ def describe_call(
 ) -> AttentionCall:
     """The call that a module has just made, with nothing that only some probes need (``residual``, ``projection``).
 
-    Args:
-        tensors: queries, keys, values and mask as the function received them, its head outputs ``(batch, q_len, num_heads,
-            value_dim)``, and its log-sum-exp where the kernel gave one.
-
-    Raises:
-        UnsupportedModelError: keys that are not there yet or may have been dropped unseen, or a mask of a kind that cannot be
-            read.
+    ``tensors`` are queries, keys, values and mask as the function received them, its head outputs ``(batch, q_len, num_heads,
+    value_dim)``, and its log-sum-exp where the kernel gave one. Keys that are not there yet, or may have been dropped unseen,
+    and masks that cannot be read are refused.
     """
     if kwargs.get("cache") is not None:
         raise UnsupportedModelError(

@@ -46,14 +46,11 @@ def _plain(batch: int, length: int, device: torch.device, start: int, inference:
 
 
 def by_position(values: Tensor, positions: Tensor) -> Tensor:
-    """Sum over batch rows and documents of what sits at the same position.
+    """Sum over batch rows and documents of what sits at the same position; float64 ``(heads, last position + 1)``, on the CPU.
 
     Args:
         values: ``(batch, heads, length)``.
         positions: int64 ``(batch, length)``; -1 marks padding, which is left out whatever its value.
-
-    Returns:
-        float64 ``(heads, last position + 1)``, on the CPU.
     """
     positions = positions.cpu()
     # To the CPU first: some devices have no float64.
