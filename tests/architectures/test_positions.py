@@ -9,7 +9,9 @@ from sinklab.attention.anatomy import over_depth
 from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
+from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.sink_rate import SinkRate
+from sinklab.results.progress import SinklabWarning
 
 from .harness import STEPS, Recorded, Recorder, decode, recorded
 from .zoo import LENGTH, PADDING, VOCAB, ZOO, Entry, batch_of, build, grouped, model_of
@@ -197,3 +199,17 @@ def test_blocks_of_a_model_are_no_tokens() -> None:
     assert found.groupby("module", sort=False).value.mean().tolist() == pytest.approx(expected)
     assert len(over_depth(model)) == 8  # in front of every sublayer but the first, and of the head
     assert not looks_ahead(model)
+
+
+def test_a_head_whose_weights_are_used_twice_is_counted_once() -> None:
+    """DiffLlama calls with the same queries and keys for each half of its values; heads are subtracted behind both calls."""
+    model = build(Entry("diffllama", "decoder", "DiffLlamaForCausalLM", grouped()))
+    ids = torch.randint(2, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        weights = torch.stack(model(input_ids=ids, use_cache=False, output_attentions=True).attentions)
+        with attend(model, [AttentionReceived()]) as session, pytest.warns(SinklabWarning, match="subtract some heads"):
+            model(input_ids=ids, use_cache=False)
+    table = session.table()
+    found = table[(table.metric == "mean_weight") & (table.key_position == 0) & table["head"].notna()]
+    assert (found["count"] == 2 * LENGTH).all()
+    assert found.value.tolist() == pytest.approx(weights[..., 0].double().mean((1, 3)).flatten().tolist(), rel=1e-5)

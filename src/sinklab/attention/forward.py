@@ -31,6 +31,7 @@ class Forward:
     starts: Counter[str] = dataclasses.field(default_factory=Counter)  # of the forward of each attention module
     layer_runs: Counter[str] = dataclasses.field(default_factory=Counter)  # counted only where layers run several times
     called: set[str] = dataclasses.field(default_factory=set)  # attention modules whose call has been seen
+    scored: tuple[Tensor, Tensor] | None = None  # queries and keys of the last call
     cross: set[str] = dataclasses.field(default_factory=set)  # those that were given keys from elsewhere
     residuals: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # what entered each layer, if a probe needs it
     embeddings: Tensor | None = None  # what entered the first layer, until the positions of its tokens are known
