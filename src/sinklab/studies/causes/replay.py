@@ -238,9 +238,10 @@ class Replay:
             for layer, given in before.items():
                 stack.enter_context(_answering(self.anatomy.modules[layer], given))
             stack.enter_context(self._without_logits())
-            last: list[Tensor] = []
+            last, edited = list[Tensor](), set(attention.modules())  # which projects the edit itself, in float32
             for linear, pair in recording.linears.items():
-                stack.enter_context(_replaced(linear, _OfChange(linear.forward, *pair, self._weight(linear), last)))
+                if linear not in edited:
+                    stack.enter_context(_replaced(linear, _OfChange(linear.forward, *pair, self._weight(linear), last)))
             stack.enter_context(seam.shadow(_Substitute(attention, turn, _edited(call, edits))))
             inputs = {key: _stacked(value, len(recording.part), number) for key, value in recording.part.inputs.items()}
             result = self.model(**lean_arguments(self.model, inputs, logits=True))
