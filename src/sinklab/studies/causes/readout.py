@@ -166,6 +166,7 @@ class PlainChanges:
         self.clean_loss = readout.loss(clean, samples)
 
     def changes(self, outputs: Tensor) -> Tensor:
+        """Of every edit."""
         edits = outputs.split(len(self._samples))
         return torch.stack([self._readout.loss(logits, self._samples) for logits in edits]) - self.clean_loss
 
