@@ -345,8 +345,8 @@ def test_the_cache_of_a_language_model_needs_its_first_token():
 
 def test_likelihood_falls_with_the_sink_of_a_language_model_and_copying_does_not():
     """SmolLM2-135M behind two windows of 128 tokens: 0.54, 0.77 and 0.85 nats in three draws; the key is found in all."""
-    tasks = ["long_text:contexts=[2.0],scored=24", "passkey:distances=[]"]
-    found = depend(real("smollm2-135m"), tasks, corpus="python_manual", window=128, items=4, seed=1).summary
+    tasks = ["long_text:contexts=[2.0],scored=24,corpus=python_manual", "passkey:distances=[]"]
+    found = depend(real("smollm2-135m"), tasks, window=128, items=4, seed=1).summary
     likelihood, key = found["tasks"]
     assert likelihood["verdict"] == "yes"
     assert 0.3 < likelihood["difference"]["mean"] < 1.5

@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, Trai
 from sinklab.attention.session import attend
 from sinklab.corpora.base import Encoder, hash_tokens
 from sinklab.corpora.python_source import PythonSource
-from sinklab.models.embedded import BUILD, FOLDER, PREFIX, SEEDS, TRAINED, embedded_called
+from sinklab.models.embedded import BUILD, FOLDER, SEEDS, TRAINED
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.training.process import has_bfloat16
@@ -234,7 +234,7 @@ def train(operation: str, recipe: Recipe) -> None:
 
 def folder_of(operation: str, seed: int) -> str:
     """Name of the folder of a training, here and in the package."""
-    return embedded_called(operation, seed).removeprefix(PREFIX)
+    return f"{operation}-{seed}" if seed else operation
 
 
 def ship() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
-from typing import Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -81,31 +82,55 @@ def with_overrides(config: S, overrides: Iterable[str]) -> S:
     Raises:
         ConfigurationError: no equals sign, no such field (did you mean …?), or a value that the field does not take.
     """
-    from omegaconf import OmegaConf  # a quarter of a second, which whoever changes nothing does not wait for
-    from omegaconf.errors import OmegaConfBaseException
-
     fields = config.model_dump()
-    given = list(overrides)
-    for item in given:
-        if "=" not in item:
+    given: list[tuple[list[str], object]] = []
+    for item in overrides:
+        path, equals, text = item.partition("=")
+        if not equals:
             raise ConfigurationError(f"`changes` {item!r}: expected path=value, such as optimizer.learning_rate=1e-3")
         try:
-            OmegaConf.from_dotlist([item])
-        except (yaml.YAMLError, ValueError, RecursionError):  # dates, integers and nesting that Python has no room for, too
+            given += _leaves(path.split("."), read_yaml(text))
+        except ValueError:
             raise ConfigurationError(f"`changes` {item!r}: the value is not YAML") from None
-        path = item.partition("=")[0].split(".")
-        if path[-1] == "name" and len(path) > 1:
-            inner = fields
-            for part in path[:-2]:
-                inner = inner.get(part, {}) if isinstance(inner, dict) else {}
-            if isinstance(inner, dict) and _is_free(type(config), path[:-1]):
-                inner[path[-2]] = {}
+    for (*above, last), value in sorted(given, key=lambda one: one[0][-1] != "name"):  # names before the settings of their own
+        if last == "name" and _is_free(type(config), above):
+            *above, last, value = *above, {"name": value}
+        place = fields
+        for part in above:
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
+        place[last] = value
+    return type(config).parse(fields)
+
+
+def read_yaml(text: str) -> Any:
+    """A value of the command line in YAML, where ``1e-3`` is a number and a date is a text.
+
+    Raises:
+        ValueError: it is not YAML.
+    """
     try:
-        merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(fields), OmegaConf.from_dotlist(given)), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigurationError(f"`changes` {' '.join(given)}: {str(error).splitlines()[0]}") from None
-    assert isinstance(merged, dict)
-    return type(config).parse({str(name): value for name, value in merged.items()})
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError) as error:  # also nesting that Python has no room for
+        raise ValueError(f"{text!r} is not YAML") from error
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789"))
+
+
+def _leaves(path: list[str], value: object) -> list[tuple[list[str], object]]:
+    """What is set, with its path: a dictionary sets the fields below."""
+    if not isinstance(value, dict):
+        return [(path, value)]
+    return [leaf for key, inner in value.items() for leaf in _leaves([*path, str(key)], inner)]
 
 
 def _is_free(section: type[BaseModel], path: list[str]) -> bool:

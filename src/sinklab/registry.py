@@ -450,12 +450,12 @@ def _takes(annotation: Any, value: object, *, strict: bool = False) -> bool:
 
 def _read_value(spec: str, key: str, text: str, declared: Any) -> object:
     """The value of a setting in YAML; as it is written where a text is declared and YAML reads something else."""
-    import yaml
+    from sinklab.configuration import read_yaml
 
     is_text = _takes(declared, text, strict=True)
     try:
-        value: object = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):  # dates, integers and nesting that Python has no room for, too
+        value: object = read_yaml(text)
+    except ValueError:
         if is_text:
             return text
         raise ConfigurationError(f"{spec!r}: the value {text!r} of {key} is not YAML") from None

@@ -84,9 +84,7 @@ def masked_objective() -> Fields:
         "have nothing to add.",
         costs={},
         checkpoint=OnCheckpoint(
-            measure=masked,
-            about="text",
-            remark="of a model of others, on texts in its own special tokens",
+            measure=masked, about="text", remark="of a model of others, on texts in its own special tokens"
         ),
         presupposes=(Part("the context is read", Value("gain_by_context", MASKED), more_than=LEARNED),),
         parts=(Part("a head rests on one position", Value("strongest_place", MASKED), more_than=SINK),),

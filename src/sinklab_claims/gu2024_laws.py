@@ -21,15 +21,9 @@ from sinklab_claims.variants import Fields, of_paper, only_about
 gu = of_paper("gu2024", "Gu et al. 2024 (arXiv 2410.10781)")
 
 METRICS = (
+    Metric("law_error", "weight", "Largest difference, over layers, heads, queries and keys, of a weight and its closed form."),
     Metric(
-        "law_error",
-        "weight",
-        "Largest difference, over layers, heads, queries and keys, of a weight and its closed form.",
-    ),
-    Metric(
-        "over_bound",
-        "ratio",
-        "Largest weight over its upper bound, over layers, heads and queries that see more than one key.",
+        "over_bound", "ratio", "Largest weight over its upper bound, over layers, heads and queries that see more than one key."
     ),
     Metric("under_bound", "ratio", "Largest lower bound over the weight."),
     Metric("bound_violation", "ratio", "By how much over_bound or under_bound exceeds 1; 0 where neither does."),

@@ -46,10 +46,7 @@ def trained_numbers(operation: str, seed: int, **fields: Any) -> dict[str, float
     by_head = record["head_bos_weight_mean"]
     if by_head is not None:
         means = [mean for layer in by_head for mean in layer]
-        numbers |= {
-            "head_bos_weight_largest": max(means),
-            "sinking_heads": len(record["sinking_heads"]),
-        }
+        numbers |= {"head_bos_weight_largest": max(means), "sinking_heads": len(record["sinking_heads"])}
     return {name: float(number) for name, number in numbers.items() if number is not None}
 
 

@@ -24,16 +24,10 @@ zhai = of_paper("zhai2023", "Zhai et al. 2023 (arXiv 2303.06296)")
 
 # --- the bound ----------------------------------------------------------------------------------------------------------------
 
-MARGIN = Metric(
-    "least_margin",
-    "nats",
-    "Least entropy of a row less its lower bound, over heads and rows of two keys or more.",
-)
+MARGIN = Metric("least_margin", "nats", "Least entropy of a row less its lower bound, over heads and rows of two keys or more.")
 VIOLATION = Metric("largest_violation", "nats", "By how much least_margin is below 0.")
 GAP = Metric(
-    "largest_gap_of_worst_row",
-    "nats",
-    "Largest distance of the entropy of the worst row from the bound, which it attains.",
+    "largest_gap_of_worst_row", "nats", "Largest distance of the entropy of the worst row from the bound, which it attains."
 )
 
 LENGTHS, NORMS, ROWS = (2, 8, 64), (0.1, 1.0, 3.0, 10.0, 30.0), 2000

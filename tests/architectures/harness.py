@@ -114,9 +114,6 @@ class Recorder(Probe):
         weights = call.weights(0, call.q_len).detach().clone()
         self.records.append(Recorded(call.site, dataclasses.replace(call, **copies), statistics, weights, visible))
 
-    def merge(self, other: Recorder) -> None:
-        self.records += other.records
-
     def rows(self) -> Iterator[dict[str, Any]]:
         for site in {record.site.module: record.site for record in self.records}.values():
             weights = [record.weights for record in self.records if record.site == site]

@@ -7,22 +7,12 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from sinklab.attention.call import AttentionCall, Site
+from sinklab.attention.call import AttentionCall, Site, Statistics
 from sinklab.attention.visibility import Causal, Dense, Everything, Keys, Visibility, Window
 from sinklab.registry import operations
 
 ALL = frozenset({"columns", "mass", "log_sum_exp", "entropy", "maximum", "scores"})
-FIELDS = (
-    "column_sum",
-    "column_share",
-    "column_count",
-    "row_mass",
-    "null_mass",
-    "log_sum_exp",
-    "row_entropy",
-    "row_max",
-    "score_mean",
-)
+FIELDS = tuple(field.name for field in dataclasses.fields(Statistics))
 
 
 def make_call(
@@ -139,37 +129,44 @@ def cases() -> dict[str, tuple[AttentionCall, Tensor]]:
     return {name: (call, dense_visible(call, rule) if isinstance(rule, str) else rule) for name, (call, rule) in calls.items()}
 
 
-def dense_oracle(call: AttentionCall, visible: Tensor) -> dict[str, Tensor | None]:
-    """Every field of the statistics from whole float64 matrices."""
+def dense_weights(call: AttentionCall, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and weights ``(batch, num_heads, q_len, kv_len)`` from whole float64 matrices."""
     queries, keys = call.queries.double(), call.keys.double().repeat_interleave(call.groups, dim=1)
     scores = torch.einsum("bhqd,bhkd->bhqk", queries, keys) * call.scaling
     if call.softcap is not None:
         scores = call.softcap * torch.tanh(scores / call.softcap)
     if call.bias is not None:
         scores = scores + call.bias.double()
+    if call.operation.name == "sigmoid":
+        return scores, torch.where(visible, 1 / (1 + torch.exp(-(scores + call.operation.bias))), 0.0)
+    if call.operation.name != "softmax":
+        return scores, call.operation.weights(scores, visible)
+    total = torch.logsumexp(torch.where(visible, scores, -torch.inf), dim=-1)
+    if call.sink_scores is not None:
+        total = torch.logaddexp(total, call.sink_scores.double().expand_as(total))
+    return scores, torch.where(visible, torch.exp(scores - total[..., None]), 0.0)
+
+
+def dense_oracle(call: AttentionCall, visible: Tensor) -> dict[str, Tensor | None]:
+    """Every field of the statistics from whole float64 matrices."""
+    scores, weights = dense_weights(call, visible)
     counted = (call.query_positions >= 0)[:, None, :, None]
-    seen = visible & counted
-    exponents = torch.where(visible, scores, -torch.inf)
-    log_sum_exp: Tensor | None = torch.logsumexp(exponents, dim=-1)
-    if call.operation.name == "softmax":
+    softmax = call.operation.name == "softmax"
+    log_sum_exp: Tensor | None = None
+    normal, null = weights / (weights.sum(-1, keepdim=True) + 1e-8), None
+    if softmax:
+        log_sum_exp = torch.logsumexp(torch.where(visible, scores, -torch.inf), dim=-1)
         normal = torch.where(visible, torch.exp(scores - log_sum_exp[..., None]), 0.0)
         sink = torch.full_like(log_sum_exp, -torch.inf) if call.sink_scores is None else call.sink_scores.double()
-        sink = sink.expand_as(log_sum_exp)
-        total = torch.logaddexp(log_sum_exp, sink)
-        weights = torch.where(visible, torch.exp(scores - total[..., None]), 0.0)
-        null = torch.zeros_like(total) if call.sink_scores is None else torch.exp(sink - total)
-    else:
-        weights = torch.where(visible, 1 / (1 + torch.exp(-(scores + call.operation.bias))), 0.0)
-        normal = weights / (weights.sum(-1, keepdim=True) + 1e-8)
-        null, log_sum_exp = None, None
+        null = torch.exp(sink - torch.logaddexp(log_sum_exp, sink.expand_as(log_sum_exp)))
     weights, normal = weights * counted, normal * counted
     rows = counted[..., 0]
     return {
         "column_sum": weights.sum(2),
-        "column_share": weights.sum(2) if call.operation.name == "softmax" else normal.sum(2),
-        "column_count": seen.sum(2).double(),
+        "column_share": (weights if call.operation.normalized else normal).sum(2),
+        "column_count": (visible & counted).sum(2).double(),
         "row_mass": weights.sum(3),
-        "null_mass": None if null is None else null * rows,
+        "null_mass": None if null is None else torch.where(rows, null.nan_to_num(), 0.0),
         "log_sum_exp": None if log_sum_exp is None else torch.where(rows, log_sum_exp, 0.0),
         "row_entropy": -torch.where(normal > 0, normal * normal.log(), 0.0).sum(3),
         "row_max": weights.amax(3),

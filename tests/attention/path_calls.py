@@ -72,7 +72,7 @@ def results(operation, inputs, head_outputs):
     outputs = head_outputs(operation, inputs)
     weight = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs.device, outputs.dtype)
     leaves = [inputs.queries, inputs.keys, inputs.values, *inputs.state.values()]
-    return [outputs.detach(), *torch.autograd.grad(outputs, leaves, weight)]
+    return [outputs.detach(), *torch.autograd.grad(outputs, leaves, weight, materialize_grads=True)]
 
 
 def relative_errors(operation, inputs, head_outputs):

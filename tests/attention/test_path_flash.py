@@ -191,9 +191,6 @@ class Keep(Probe):
     def update(self, call, statistics):
         self.calls.append(call)
 
-    def merge(self, other):
-        raise NotImplementedError
-
     def rows(self):
         return iter(())
 

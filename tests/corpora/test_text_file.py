@@ -225,14 +225,7 @@ def test_what_is_no_folder_of_texts_is_refused(tmp_path):
         [list(TextFolder(tmp_path).documents(split)) for split in ("train", "held_out")]
 
 
-class Letters:
-    """A tokenizer whose ids are code points: what a record holds can be read off its ids."""
-
-    def __call__(self, text, **_):
-        return {"input_ids": [ord(letter) for letter in text]}
-
-
-RECORDS = Encoder(vocab_size=0x110000, bos_token_id=1, closing_ids=(2,), tokenizer=Letters())
+RECORDS = Encoder(vocab_size=0x110000, bos_token_id=1, closing_ids=(2,), tokenizer=Characters())
 
 
 @pytest.fixture
@@ -267,7 +260,7 @@ def test_too_few_records_are_named_with_what_to_do(lines):
     with pytest.raises(InputError, match=r"4 of 9 records of at most 9 tokens, and 0 longer ones; ask for fewer `samples`"):
         whole(lines, seq_len=9, samples=9)
     with pytest.raises(ConfigurationError, match="no beginning-of-sequence token"):
-        whole(lines, bos=True, encoder=Encoder(vocab_size=9, tokenizer=Letters()))
+        whole(lines, bos=True, encoder=Encoder(vocab_size=9, tokenizer=Characters()))
 
 
 def test_rows_of_one_length_are_beginnings_of_records_that_are_long_enough(lines):

@@ -74,13 +74,8 @@ def test_outputs_are_untouched_and_statistics_those_of_the_cpu(device, entry, ba
             found, wanted = getattr(one.statistics, name), getattr(other.statistics, name)
             assert (found is None) == (wanted is None), name
             if wanted is not None:
-                torch.testing.assert_close(
-                    found.cpu().double(),
-                    wanted.double(),
-                    atol=10 * bound,
-                    rtol=bound,
-                    msg=lambda text, name=name: f"{name}: {text}",
-                )
+                found, words = found.cpu().double(), lambda text, name=name: f"{name}: {text}"
+                torch.testing.assert_close(found, wanted.double(), atol=10 * bound, rtol=bound, msg=words)
     for found, wanted in zip(during, expected_outputs, strict=True):
         scale = max(1.0, float(wanted.abs().max()))
         assert float((found.cpu().double() - wanted.double()).abs().max()) <= bound * scale

@@ -3,10 +3,10 @@
 Errors are norms: of the difference, over that of the float64 result. What may be left is rounding, ``u`` at a time.
 """
 
-import dataclasses
-
 import pytest
 import torch
+from tests.attention import path_calls
+from tests.attention.path_calls import holes, in_float64
 
 from sinklab.attention.operation import HeadShape, Inputs
 from sinklab.attention.paths.table import PATHS, choose, compute, obstacle
@@ -79,20 +79,10 @@ def make_inputs(
     )
 
 
-def exact(inputs):
-    """The same numbers in float64."""
-    wide = {name: getattr(inputs, name).detach().double().requires_grad_() for name in ("queries", "keys", "values")}
-    state = {name: value.detach().double().requires_grad_() for name, value in inputs.state.items()}
-    return dataclasses.replace(inputs, **wide, state=state)
-
-
 def results(operation, inputs, path):
     """Outputs, and gradients of a random sum of them, by name."""
-    outputs, _ = compute(operation, inputs, path)
-    weight = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs.device, outputs.dtype)
-    leaves = {"queries": inputs.queries, "keys": inputs.keys, "values": inputs.values, **inputs.state}
-    gradients = torch.autograd.grad(outputs, list(leaves.values()), weight, materialize_grads=True)
-    return {"outputs": outputs.detach(), **dict(zip(leaves, gradients, strict=True))}
+    names = ("outputs", "queries", "keys", "values", *inputs.state)
+    return dict(zip(names, path_calls.results(operation, inputs, lambda *given: compute(*given, path)[0]), strict=True))
 
 
 def errors(found, reference):
@@ -104,27 +94,19 @@ def errors(found, reference):
     }
 
 
-def holes() -> torch.Tensor:
-    """A mask per sample: half of all keys, a query that sees nothing, padding on the right."""
-    visible = torch.rand(BATCH, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(2)) > 0.5
-    visible[0, 0, 3] = False
-    visible[1, :, :, 200:] = False
-    return visible
-
-
 CALLS = {
     "causal, grouped": {},
     "causal": {"kv_heads": 4},
     "full, grouped": {"causal": False},
     "fewer queries, full": {"causal": False, "queries": 70},
-    "holes, grouped": {"visible": holes()},
+    "holes, grouped": {"visible": holes(LENGTH, 200)},
 }
 
 
 def check(operation, inputs, paths, words):
     """Every path that serves the call; the names of those that do."""
     dtype = inputs.queries.dtype
-    reference = results(operation, exact(inputs), "plain")
+    reference = results(operation, in_float64(inputs), "plain")
     if max(float(value.abs().max()) for value in reference.values()) > torch.finfo(dtype).max:
         pytest.skip(f"the numbers are beyond the range of {dtype}")
     # What a row divides by may be small, and then roundings count for more: on the plain path too, which has as many of them.
@@ -190,7 +172,7 @@ def test_more_rules_than_torch_compiles_by_default(cuda):
         with torch.no_grad():
             inputs = make_inputs(operation, cuda, torch.bfloat16, length=130, batch=1)
             found, _ = compute(operation, inputs, "flex")
-            expected, _ = compute(operation, exact(inputs), "plain")
+            expected, _ = compute(operation, in_float64(inputs), "plain")
         assert float((found.double() - expected).norm() / expected.norm()) <= tolerance(torch.bfloat16, 130)
 
 
@@ -200,7 +182,7 @@ def test_more_rules_than_torch_compiles_by_default(cuda):
         ({"name": "softmax"}, torch.bfloat16, {}, "flash"),
         ({"name": "softmax"}, torch.bfloat16, {"length": 40}, "flash"),
         ({"name": "key_value_bias"}, torch.float16, {}, "flash"),
-        ({"name": "softmax"}, torch.bfloat16, {"visible": holes()}, "flex"),
+        ({"name": "softmax"}, torch.bfloat16, {"visible": holes(LENGTH, 200)}, "flex"),
         ({"name": "softmax"}, torch.float32, {}, "flash"),
         ({"name": "sink_logit"}, torch.float32, {}, "flex"),
         ({"name": "sigmoid"}, torch.bfloat16, {}, "flex"),
@@ -218,7 +200,7 @@ def test_auto(cuda, settings, dtype, call, path):
     operation = operations.make(settings)
     inputs = make_inputs(operation, cuda, dtype, **call)
     assert choose(operation, inputs) == path
-    reference = results(operation, exact(inputs), "plain")
+    reference = results(operation, in_float64(inputs), "plain")
     own = errors(results(operation, inputs, "plain"), reference)
     for name, error in errors(results(operation, inputs, "auto"), reference).items():
         assert error <= tolerance(dtype, inputs.kv_len) + 3 * own[name], name
@@ -229,7 +211,7 @@ def test_under_autocast_features_and_state_may_be_float32(device):
     for name in ("qk_norm", "key_value_bias", "gated", "elu_kernel"):
         operation = operations.make({"name": name})
         inputs = make_inputs(operation, device, torch.float32)
-        reference = results(operation, exact(inputs), "plain")
+        reference = results(operation, in_float64(inputs), "plain")
         with torch.autocast(device.type, torch.bfloat16):
             own = errors(results(operation, inputs, "plain"), reference)
             found = results(operation, inputs, "auto")
@@ -243,7 +225,7 @@ LONG = 32_768
 
 def rows_in_float64(operation, inputs, rows=512):
     """Causal outputs of the plain definition, a block of rows at a time, in float64 on the device."""
-    wide = exact(inputs)
+    wide = in_float64(inputs)
     queries, keys = operation.features(wide.queries, wide.keys, wide.state)
     groups = queries.shape[1] // keys.shape[1]
     keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (keys, wide.values))

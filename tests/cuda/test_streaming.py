@@ -6,7 +6,18 @@ import warnings
 import pytest
 import torch
 from tests.architectures.zoo import VOCAB
-from tests.streaming.decoders import SINKS, TOLERANCE, WINDOW, build_decoder, gap, one_by_one, read, slow_logits, text
+from tests.streaming.decoders import (
+    SINKS,
+    TOLERANCE,
+    WINDOW,
+    build_decoder,
+    gap,
+    one_by_one,
+    read,
+    sharpened,
+    slow_logits,
+    text,
+)
 from torch._dynamo.utils import counters
 
 from sinklab.models.language_model import SinkLM, SinkLMConfig
@@ -142,15 +153,6 @@ def test_streams_samples_and_states(device, tmp_path):
     assert torch.equal(again, read(model, prompt[:, 15:], cache))
     # Angles are float32, logits below 1.
     torch.testing.assert_close(torch.cat([first, again], 1).cpu(), whole, atol=1e-5, rtol=0)
-
-
-def sharpened():
-    model = build_decoder("llama")
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "q_proj" in name or "k_proj" in name:
-                weight.mul_(3)
-    return model
 
 
 def logits_of(model, tokens, first=10, **settings):

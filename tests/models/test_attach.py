@@ -360,10 +360,9 @@ def test_an_open_gate_and_a_loaded_one_are_not(tmp_path, recwarn):
 
 
 def test_the_tokenizer_goes_with_the_model(checkpoint, tmp_path):
-    """Of the directory that it came from, whether sinklab or transformers loaded it; one that is given comes first."""
     loaded = load_model(str(checkpoint))
     save_model(loaded, tmp_path / "ours")
-    save_model(loaded.model, tmp_path / "model")
+    save_model(loaded.model, tmp_path / "model", loaded.tokenizer)
     save_model(llama(), tmp_path / "memory")
     for name, kept in (("ours", True), ("model", True), ("memory", False)):
         tokenizer = load_model(str(tmp_path / name)).tokenizer

@@ -115,13 +115,14 @@ def test_tokens_in_front_are_a_prompt(fronted, position):
 
 
 def test_who_sees_the_tokens_in_front(fronted):
-    front = ["x.", "xx"]
+    front, given = ["x.", "xx"], torch.ones(6, 6, dtype=torch.bool).tril()
+    given[2:, 2:] = torch.eye(4, dtype=torch.bool)
     expected = {
         "plain": ({}, {}, ["x...", "xx..", "xxx.", "xxxx"]),
         "window": ({"window": 2}, {}, ["x...", "xx..", ".xx.", "..xx"]),
         "prefix": ({"prefix": 3}, {}, ["xxx.", "xxx.", "xxx.", "xxxx"]),
         "padded": ({}, {"attention_mask": torch.tensor([[0, 1, 1, 1]])}, [None, ".x..", ".xx.", ".xxx"]),
-        "given": ({}, {"attention_mask": torch.eye(4, dtype=torch.bool)[None, None]}, ["x...", ".x..", "..x.", "...x"]),
+        "given": ({}, {"attention_mask": given[None, None]}, ["x...", ".x..", "..x.", "...x"]),
     }
     for case, (fields, arguments, rows) in expected.items():
         found = visible(fronted(**fields)[0], TOKENS[:1, :4], **arguments)

@@ -24,14 +24,6 @@ from sinklab.probes.null_mass import NullMass
 # --- softmax -----------------------------------------------------------------------------------------------------------------
 
 
-def test_three_tokens_by_hand():
-    scores = torch.tensor([[0.0, 0.0, 0.0], [math.log(3.0), 0.0, 9.0], [math.log(2.0), math.log(5.0), math.log(3.0)]])
-    weights = Softmax().weights(scores[None, None], torch.ones(3, 3, dtype=torch.bool).tril())[0, 0]
-    # 1; 3 to 1; 2, 5 and 3 of 10
-    expected = torch.tensor([[1.0, 0.0, 0.0], [0.75, 0.25, 0.0], [0.2, 0.5, 0.3]])
-    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
-
-
 def test_a_row_that_sees_nothing_gives_nothing():
     weights = Softmax().weights(torch.randn(1, 1, 2, 3), torch.tensor([[True, True, False], [False, False, False]]))
     assert torch.equal(weights[0, 0, 1], torch.zeros(3))
@@ -59,18 +51,6 @@ def null_scores(heads: int = 1) -> torch.Tensor:
     return SoftmaxPlusOne().null_scores(torch.zeros(1, heads, 3, 4), 0.5, {})
 
 
-def test_three_tokens_by_hand_of_softmax_plus_one():
-    scores = torch.tensor([[0.0, 9.0, 9.0], [math.log(3.0), 0.0, 9.0], [math.log(2.0), math.log(5.0), math.log(2.0)]])[
-        None, None
-    ]
-    # 1 and the one; 3, 1 and the one; 2, 5, 2 and the one
-    expected = torch.tensor([[0.5, 0.0, 0.0], [0.6, 0.2, 0.0], [0.2, 0.5, 0.2]])
-    operation = SoftmaxPlusOne()
-    torch.testing.assert_close(operation.weights(scores, CAUSAL, null_scores())[0, 0], expected, rtol=0, atol=1e-6)
-    mass = operation.null_mass(scores, CAUSAL, null_scores())[0, 0]
-    torch.testing.assert_close(mass, torch.tensor([0.5, 0.2, 0.1]), rtol=0, atol=1e-6)
-
-
 def test_it_is_softmax_over_one_more_key_of_zeros():
     queries, keys, values = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
     outputs, weights = SoftmaxPlusOne().head_outputs(queries, keys, values, None, 0.5)
@@ -95,25 +75,6 @@ def test_a_small_null_mass_keeps_its_digits():
 # --- clipped_softmax ---------------------------------------------------------------------------------------------------------
 STRETCHED = torch.tensor([[1.0, 9.0, 9.0], [3.0, 1.0, 9.0], [2.0, 5.0, 3.0]]).log()[None, None]
 """Softmax of the rows: 1; 3/4 and 1/4; 1/5, 1/2 and 3/10."""
-
-
-@pytest.mark.parametrize(
-    ("operation", "expected", "mass"),
-    [
-        # 3/2 p - 1/2
-        (ClippedSoftmax(gamma=-0.5), [[1.0, 0.0, 0.0], [5 / 8, 0.0, 0.0], [0.0, 1 / 4, 0.0]], [0.0, 3 / 8, 3 / 4]),
-        # (1 + 1/2i) p - 1/2i
-        (ClippedSoftmax(alpha=0.5), [[1.0, 0.0, 0.0], [11 / 16, 1 / 16, 0.0], [1 / 15, 5 / 12, 11 / 60]], [0.0, 1 / 4, 1 / 3]),
-        # 2 p
-        (ClippedSoftmax(gamma=0.0, zeta=2.0), [[1.0, 0.0, 0.0], [1.0, 1 / 2, 0.0], [2 / 5, 1.0, 3 / 5]], None),
-    ],
-)
-def test_three_tokens_by_hand_of_clipped_softmax(operation, expected, mass):
-    torch.testing.assert_close(operation.weights(STRETCHED, CAUSAL)[0, 0], torch.tensor(expected), rtol=0, atol=1e-6)
-    found = operation.null_mass(STRETCHED, CAUSAL)
-    assert operation.normalized == (mass is not None) == (found is not None)
-    if mass is not None:
-        torch.testing.assert_close(found[0, 0], torch.tensor(mass), rtol=0, atol=1e-6)
 
 
 def test_without_a_stretch_it_is_softmax():
@@ -147,15 +108,6 @@ def test_no_row_sums_to_more_than_one():
 # --- elu ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_three_tokens_by_hand_of_elu():
-    scores = torch.tensor([[0.0, 7.0, 7.0], [-math.log(2.0), 1.0, 7.0], [-math.log(4.0), 0.0, 2.0]])[None, None]
-    # exp(s) up to 0, s + 1 beyond
-    expected = torch.tensor([[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [0.25, 1.0, 3.0]])
-    torch.testing.assert_close(Elu().weights(scores, CAUSAL)[0, 0], expected, rtol=0, atol=1e-6)
-    shares = expected / expected.sum(-1, keepdim=True)
-    torch.testing.assert_close(Elu(normalize=True).weights(scores, CAUSAL)[0, 0], shares, rtol=0, atol=1e-6)
-
-
 def test_it_is_elu_plus_one_with_the_digits_of_small_weights():
     scores = torch.linspace(-8, 8, 33)[None, None, None]
     torch.testing.assert_close(Elu().weights(scores, None), F.elu(scores) + 1, rtol=0, atol=1e-6)
@@ -165,11 +117,6 @@ def test_it_is_elu_plus_one_with_the_digits_of_small_weights():
 def test_normalised_negative_scores_are_a_softmax():
     scores = -torch.rand(1, 1, 4, 6, dtype=torch.float64) * 900
     torch.testing.assert_close(Elu(normalize=True).weights(scores, None), Softmax().weights(scores, None), rtol=0, atol=1e-13)
-
-
-def test_only_normalised_rows_have_a_fixed_sum():
-    assert (Elu().normalized, Elu(normalize=True).normalized) == (False, True)
-    assert Elu().null_mass(torch.zeros(1, 1, 2, 2), None) is None
 
 
 @pytest.mark.parametrize("number", [-20.0, -1.0, 0.0, 3.0])
@@ -186,20 +133,6 @@ def test_the_slope_is_one_from_zero_on(number):
 
 # --- relu --------------------------------------------------------------------------------------------------------------------
 RECTIFIED = torch.tensor([[2.0, 9.0, 9.0], [-1.0, 3.0, 9.0], [1.0, -4.0, 2.0]])[None, None]
-
-
-@pytest.mark.parametrize(
-    ("operation", "expected"),
-    [
-        (Relu(), [[2.0, 0.0, 0.0], [0.0, 3 / 2, 0.0], [1 / 3, 0.0, 2 / 3]]),
-        (Relu(uncounted=1), [[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [1 / 2, 0.0, 1.0]]),
-        (Relu(power=0.5), [[2.0, 0.0, 0.0], [0.0, 3 / 2**0.5, 0.0], [1 / 3**0.5, 0.0, 2 / 3**0.5]]),
-        (Relu(power=0.0), [[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [1.0, 0.0, 2.0]]),
-        (Relu(normalize=True), [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1 / 3, 0.0, 2 / 3]]),
-    ],
-)
-def test_three_tokens_by_hand_of_relu(operation, expected):
-    torch.testing.assert_close(operation.weights(RECTIFIED, CAUSAL)[0, 0], torch.tensor(expected), rtol=0, atol=1e-6)
 
 
 def test_the_construction_that_needs_no_sink():
@@ -230,15 +163,6 @@ def test_the_mass_of_a_silent_row_is_on_nothing():
 
 
 # --- sigmoid -----------------------------------------------------------------------------------------------------------------
-
-
-def test_three_tokens_by_hand_of_sigmoid():
-    scores = torch.tensor([[0.0, 5.0, 5.0], [math.log(3.0), -math.log(3.0), 5.0], [0.0, 0.0, math.log(4.0)]])[None, None]
-    # sigmoid(ln x) = x/(1 + x)
-    expected = torch.tensor([[0.5, 0.0, 0.0], [0.75, 0.25, 0.0], [0.5, 0.5, 0.8]])
-    torch.testing.assert_close(Sigmoid().weights(scores, CAUSAL)[0, 0], expected, rtol=0, atol=1e-6)
-    shares = expected / expected.sum(-1, keepdim=True)
-    torch.testing.assert_close(Sigmoid(normalize=True).weights(scores, CAUSAL)[0, 0], shares, rtol=0, atol=1e-6)
 
 
 def test_bias_minus_log_n_makes_an_even_row_sum_to_about_one():
@@ -272,23 +196,7 @@ def test_normalised_low_scores_are_a_softmax():
     assert Sigmoid(normalize=True).weights(scores.float() - 500, None).sum(-1).allclose(torch.ones(1))
 
 
-def test_only_normalised_rows_have_a_fixed_sum_of_sigmoid():
-    assert not Sigmoid().normalized
-    assert Sigmoid(normalize=True).normalized
-    assert Sigmoid().null_mass(torch.zeros(1, 1, 2, 2), None) is None
-
-
 # --- softpick ----------------------------------------------------------------------------------------------------------------
-
-
-def test_three_tokens_by_hand_of_softpick():
-    ratios = torch.tensor([[2.0, 9.0, 9.0], [3.0, 0.5, 9.0], [2.0, 4.0, 0.5]])
-    scores = ratios.log()[None, None]
-    # exp(s) - 1: 1; 2 and -1/2; 1, 3 and -1/2
-    expected = torch.tensor([[1.0, 0.0, 0.0], [4 / 5, 0.0, 0.0], [2 / 9, 6 / 9, 0.0]])
-    torch.testing.assert_close(Softpick().weights(scores, CAUSAL)[0, 0], expected, rtol=0, atol=1e-6)
-    mass = Softpick().null_mass(scores, CAUSAL)[0, 0]
-    torch.testing.assert_close(mass, torch.tensor([0.0, 1 / 5, 1 / 9]), rtol=0, atol=1e-6)
 
 
 def test_a_negative_score_has_a_gradient_through_the_denominator():
@@ -326,13 +234,7 @@ def test_small_scores_keep_their_digits():
 # --- p_normalized ------------------------------------------------------------------------------------------------------------
 
 
-def test_three_tokens_by_hand_of_p_normalized():
-    similarity = torch.tensor([[7.0, 1.0, 1.0], [3.0, 4.0, 1.0], [1.0, 4.0, 9.0]])
-    lower = torch.ones(3, 3, dtype=torch.bool).tril()
-    weights = PNormalized(p=2.0).weights(torch.log(similarity)[None, None], lower)[0, 0]
-    torch.testing.assert_close(weights[:2], torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0]]), rtol=0, atol=1e-6)
-    weights = PNormalized(p=0.5).weights(torch.log(similarity)[None, None], lower)[0, 0]
-    torch.testing.assert_close(weights[2], torch.tensor([1.0, 4.0, 9.0]) / 36, rtol=0, atol=1e-6)  # (1 + 2 + 3)² = 36
+def test_powers_of_a_sigmoid_by_hand():
     # sigmoid(ln 3) = 3/4, sigmoid(0) = 1/2: of squares, 9/16 and 4/16, the root is sqrt(13)/4
     scores = torch.tensor([[[[math.log(3.0), 0.0]]]])
     weights = PNormalized(p=2.0, sigmoid=True).weights(scores, None)[0, 0, 0]
@@ -356,21 +258,7 @@ def test_powers_sum_to_one_at_any_size_of_the_scores(sigmoid):
         torch.testing.assert_close((weights**3).sum(-1), torch.ones(2, 3, 5, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-def test_no_null_mass_is_defined():
-    assert PNormalized().null_mass(torch.randn(1, 1, 3, 3), None) is None
-
-
 # --- scaled_softmax ----------------------------------------------------------------------------------------------------------
-
-
-def test_three_tokens_by_hand_of_scaled_softmax():
-    queries, keys = torch.tensor([[1.0], [1.0], [1.0]])[None, None], torch.log(torch.tensor([[1.0], [3.0], [4.0]]))[None, None]
-    outputs, _ = ScaledSoftmax(alpha=0.2).head_outputs(
-        queries, keys, torch.ones(1, 1, 3, 1), torch.ones(3, 3, dtype=torch.bool).tril(), 1.0
-    )
-    torch.testing.assert_close(
-        outputs.flatten(), torch.full((3,), 0.2), rtol=0, atol=1e-7
-    )  # values of one: the sums of the rows
 
 
 def test_it_is_softmax_with_the_output_map_times_alpha():
@@ -390,3 +278,60 @@ def test_alpha_is_measured_as_the_gain():
     assert means.loc["output_gain"].tolist() == [0.25, 0.25]
     assert means.loc["row_mass"].tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
     assert means.loc["null_mass"].tolist() == [0.0, 0.0]
+
+
+# --- three tokens of each by hand --------------------------------------------------------------------------------------------
+
+LN2, LN3, LN4, LN5 = (math.log(number) for number in (2, 3, 4, 5))
+ROWS = [[0.0, 9.0, 9.0], [LN3, 0.0, 9.0]]
+ELU = [[0.0, 7.0, 7.0], [-LN2, 1.0, 7.0], [-LN4, 0.0, 2.0]], [[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [0.25, 1.0, 3.0]]
+"""Scores and ``exp(s)`` up to 0, ``s + 1`` beyond."""
+LOGISTIC = [[0.0, 5.0, 5.0], [LN3, -LN3, 5.0], [0.0, 0.0, LN4]], [[0.5, 0.0, 0.0], [0.75, 0.25, 0.0], [0.5, 0.5, 0.8]]
+"""Scores and sigmoid(ln x) = x/(1 + x)."""
+BY_HAND = [
+    # 1; 3 to 1; 2, 5 and 3 of 10
+    (Softmax(), [*ROWS, [LN2, LN5, LN3]], [[1.0, 0.0, 0.0], [0.75, 0.25, 0.0], [0.2, 0.5, 0.3]], None),
+    # 1 and the one; 3, 1 and the one; 2, 5, 2 and the one
+    (SoftmaxPlusOne(), [*ROWS, [LN2, LN5, LN2]], [[0.5, 0.0, 0.0], [0.6, 0.2, 0.0], [0.2, 0.5, 0.2]], [0.5, 0.2, 0.1]),
+    # 3/2 p - 1/2; (1 + 1/2i) p - 1/2i; 2 p
+    (ClippedSoftmax(gamma=-0.5), STRETCHED, [[1.0, 0.0, 0.0], [5 / 8, 0.0, 0.0], [0.0, 1 / 4, 0.0]], [0.0, 3 / 8, 3 / 4]),
+    (
+        ClippedSoftmax(alpha=0.5), STRETCHED,
+        [[1.0, 0.0, 0.0], [11 / 16, 1 / 16, 0.0], [1 / 15, 5 / 12, 11 / 60]], [0.0, 1 / 4, 1 / 3],
+    ),
+    (ClippedSoftmax(gamma=0.0, zeta=2.0), STRETCHED, [[1.0, 0.0, 0.0], [1.0, 1 / 2, 0.0], [2 / 5, 1.0, 3 / 5]], None),
+    (Elu(), *ELU, None),
+    (Elu(normalize=True), ELU[0], [[1.0, 0.0, 0.0], [0.2, 0.8, 0.0], [1 / 17, 4 / 17, 12 / 17]], None),
+    (Relu(), RECTIFIED, [[2.0, 0.0, 0.0], [0.0, 3 / 2, 0.0], [1 / 3, 0.0, 2 / 3]], None),
+    (Relu(uncounted=1), RECTIFIED, [[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [1 / 2, 0.0, 1.0]], None),
+    (Relu(power=0.5), RECTIFIED, [[2.0, 0.0, 0.0], [0.0, 3 / 2**0.5, 0.0], [1 / 3**0.5, 0.0, 2 / 3**0.5]], None),
+    (Relu(power=0.0), RECTIFIED, [[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [1.0, 0.0, 2.0]], None),
+    (Relu(normalize=True), RECTIFIED, [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1 / 3, 0.0, 2 / 3]], [0.0, 0.0, 0.0]),
+    (Sigmoid(), *LOGISTIC, None),
+    (Sigmoid(normalize=True), LOGISTIC[0], [[1.0, 0.0, 0.0], [0.75, 0.25, 0.0], [5 / 18, 5 / 18, 8 / 18]], None),
+    # exp(s) - 1: 1; 2 and -1/2; 1, 3 and -1/2
+    (
+        Softpick(), [[LN2, 9.0, 9.0], [LN3, -LN2, 9.0], [LN2, LN4, -LN2]],
+        [[1.0, 0.0, 0.0], [4 / 5, 0.0, 0.0], [2 / 9, 6 / 9, 0.0]], [0.0, 1 / 5, 1 / 9],
+    ),
+    # Of squares 3² + 4² = 5²; of roots (1 + 2 + 3)² = 36
+    (
+        PNormalized(p=2.0), [*ROWS[:1], [LN3, LN4, 9.0], [LN3, -900.0, LN4]],
+        [[1.0, 0.0, 0.0], [0.6, 0.8, 0.0], [0.6, 0.0, 0.8]], None,
+    ),
+    (
+        PNormalized(p=0.5), [*ROWS[:1], [0.0, 0.0, 9.0], [0.0, LN4, 2 * LN3]],
+        [[1.0, 0.0, 0.0], [1 / 4, 1 / 4, 0.0], [1 / 36, 4 / 36, 9 / 36]], None,
+    ),
+]  # fmt: skip
+"""Operation, scores of a causal text, weights, and null mass where one is defined."""
+
+
+@pytest.mark.parametrize(("operation", "scores", "weights", "mass"), BY_HAND, ids=lambda value: str(value)[:40])
+def test_three_tokens_by_hand(operation, scores, weights, mass):
+    scores, null = torch.as_tensor(scores).view(1, 1, 3, 3), operation.null_scores(torch.zeros(1, 1, 3, 4), 0.5, {})
+    torch.testing.assert_close(operation.weights(scores, CAUSAL, null)[0, 0], torch.tensor(weights), rtol=0, atol=1e-6)
+    found = operation.null_mass(scores, CAUSAL, null)
+    assert (found is None) == (mass is None)
+    if mass is not None:
+        torch.testing.assert_close(found[0, 0], torch.tensor(mass), rtol=0, atol=1e-6)

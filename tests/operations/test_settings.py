@@ -107,6 +107,7 @@ REFUSED = [
     ("p_normalized", {"p": math.inf}, "must be a positive number"),
     ("p_normalized", {"p": 1.0}, "operation softmax; use that"),
     ("p_normalized", {"p": 1.0, "sigmoid": True}, "operation sigmoid with its rows normalised"),
+    *(("qk_norm", {"initial": initial}, f"initial = {initial} must be a positive gain") for initial in (0.0, -1.0, math.nan)),
     ("relu", {"uncounted": -1}, "expected an integer from 0 and a finite number"),
     ("relu", {"power": math.nan}, "expected an integer from 0 and a finite number"),
     ("relu", {"normalize": True, "uncounted": 1}, "leave them out"),

@@ -27,74 +27,6 @@ class Broken(SinkWindow):
     window: int = 4
 
 
-class LooksAhead(Broken):
-    def visible(self, query_positions, key_positions):
-        return super().visible(query_positions, key_positions) | (key_positions == query_positions + 1)
-
-
-class NoBooleans(Broken):
-    def visible(self, query_positions, key_positions):
-        return super().visible(query_positions, key_positions).long()
-
-
-class DoesNotSeeItself(Broken):
-    def visible(self, query_positions, key_positions):
-        return super().visible(query_positions, key_positions) & (key_positions != query_positions)
-
-
-class LetsKeysComeBack(Broken):
-    def visible(self, query_positions, key_positions):
-        back = (key_positions == 2) & (query_positions % 20 == 19)
-        return super().visible(query_positions, key_positions) | back
-
-
-class SeesMoreThanItSays(Broken):
-    def max_held(self, seq_len):
-        return min(seq_len, self.num_slots - 1)
-
-
-class NeverFills(Broken):
-    def max_held(self, seq_len):
-        return min(seq_len, self.num_slots + 1)
-
-
-class HoldsLessOfMore(Broken):
-    def max_held(self, seq_len):
-        return min(seq_len, 7 if seq_len < 50 else 6)
-
-
-class HoldsWhatIsNotThere(Broken):
-    def max_held(self, seq_len):
-        return self.num_slots
-
-
-class HasNoEnd(Broken):
-    bounded: ClassVar[bool] = False
-
-
-class TakesTheWrongSlot(Broken):
-    """The ring is one too small: the last token of the window is gone before its time."""
-
-    def slots(self, tokens):
-        behind = tokens - self.num_sinks
-        return tokens.where(behind < 0, behind.remainder(self.window) + self.num_sinks)
-
-
-class TakesASlotThatIsNotThere(Broken):
-    def slots(self, tokens):
-        return super().slots(tokens) + 1
-
-
-class TakesAPinnedSlot(Broken):
-    def slots(self, tokens):
-        return tokens.remainder(self.num_slots)
-
-
-class CountsOneTooMany(Broken):
-    def evicted(self, query_positions):
-        return super().evicted(query_positions) + (query_positions[..., None] > 6)
-
-
 class LeavesGaps(Broken):
     """Every other token is passed over, which in-cache positions would have to close."""
 
@@ -118,111 +50,139 @@ class LeavesGaps(Broken):
         return behind
 
 
-class ReadsAnother(Broken):
-    """Its reader is that of a wider window."""
-
-
-@reader_of.register(ReadsAnother)
-def _(policy, model, *, chunk):
-    wider = SinkWindow(num_sinks=2, window=5)
-    return CacheReader(model, policy, PolicyCache(wider, model, chunk=chunk))
-
-
-class ForgetsToReset(Broken):
-    pass
-
-
-@reader_of.register(ForgetsToReset)
-def _(policy, model, *, chunk):
-    class Forgetful(CacheReader):
-        def reset(self):
-            self._columns = 0
-
-    return Forgetful(model, policy, PolicyCache(policy, model, chunk=chunk))
-
-
-class DependsOnTheDivision(Broken):
-    """Forgets everything at the end of a call with more than one token."""
-
-
-@reader_of.register(DependsOnTheDivision)
-def _(policy, model, *, chunk):
-    class Divided(CacheReader):
-        def read(self, tokens, attention_mask=None, *, keep=0):
-            logits = super().read(tokens, attention_mask, keep=keep)
-            if tokens.shape[1] > 1:
-                self.cache.reset()
-            return logits
-
-    return Divided(model, policy, PolicyCache(policy, model, chunk=chunk))
-
-
-class GrowsBytes(Broken):
-    pass
-
-
-@reader_of.register(GrowsBytes)
-def _(policy, model, *, chunk):
-    class Growing(CacheReader):
-        total = 0
-
-        def bytes_held(self):
-            Growing.total += 1
-            return Growing.total
-
-    return Growing(model, policy, PolicyCache(policy, model, chunk=chunk))
-
-
-class Fails(Broken):
-    pass
-
-
-@reader_of.register(Fails)
-def _(policy, model, *, chunk):
-    raise RuntimeError("no such reader")
-
-
 class ChangesASetting(Broken):
     def __post_init__(self):
         object.__setattr__(self, "window", self.window // 2)
 
 
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        (LooksAhead, "check 'causality': expected no key ahead of query 0 visible, got key 1"),
-        (NoBooleans, "check 'causality': expected booleans (256, 257), got torch.int64 (256, 257)"),
-        (DoesNotSeeItself, "check 'itself': expected query 0 to see its own token, got it hidden"),
-        (LetsKeysComeBack, "check 'monotone': expected no key to come back at query 19, got key 2"),
-        (SeesMoreThanItSays, "check 'budget': expected at most 6 keys at query 6, got 7"),
-        (NeverFills, "check 'budget': expected a query among 768 that sees 8 keys, as max_held says, got 7 at the last"),
-        (HoldsLessOfMore, "check 'max_held': expected no less for a longer text"),
-        (HoldsWhatIsNotThere, "check 'max_held': expected 1 to 1 for 1 tokens, got 7"),
-        (HasNoEnd, "check 'max_held': expected an end if bounded, which is False, got 7"),
-        (
-            TakesTheWrongSlot,
-            "check 'slots': expected what is visible at query 6 in the slots, got token 2 in one of the two only",
-        ),
-        (TakesASlotThatIsNotThere, "check 'slots': expected slot 0 for token 0, got 1"),
-        (TakesAPinnedSlot, "check 'slots': expected slot behind the pinned for token 7, got 0"),
-        (CountsOneTooMany, "check 'in-cache positions': expected 1 evicted between token 0 and query 7, got 2"),
-        (
-            LeavesGaps,
-            "check 'in-cache positions': expected no token missing between an unpinned one and query 5, got some behind [2]",
-        ),
-        (ReadsAnother, "check 'evicting is masking': expected logits of decoding within 2.0e-03"),
-        (ForgetsToReset, "check 'reset': expected the last two logits of a text read after a reset within"),
-        (DependsOnTheDivision, "check 'division': expected logits of a text read in pieces within"),
-        (GrowsBytes, "check 'memory': expected at most 22 bytes, those of half the text, got 44"),
-        (Fails, "check 'reader': no such reader"),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "",
-)
-def test_a_policy_that_breaks_its_contract(policy, message, monkeypatch):
+VISIBLE, SLOTS = SinkWindow.visible, SinkWindow.slots
+
+
+def ring_of_one_less(self, tokens):
+    """The last token of the window is gone before its time."""
+    behind = tokens - self.num_sinks
+    return tokens.where(behind < 0, behind.remainder(self.window) + self.num_sinks)
+
+
+POLICIES = {
+    "looks ahead": (
+        {"visible": lambda self, queries, keys: VISIBLE(self, queries, keys) | (keys == queries + 1)},
+        "check 'causality': expected no key ahead of query 0 visible, got key 1",
+    ),
+    "no booleans": (
+        {"visible": lambda self, queries, keys: VISIBLE(self, queries, keys).long()},
+        "check 'causality': expected booleans (256, 257), got torch.int64 (256, 257)",
+    ),
+    "does not see itself": (
+        {"visible": lambda self, queries, keys: VISIBLE(self, queries, keys) & (keys != queries)},
+        "check 'itself': expected query 0 to see its own token, got it hidden",
+    ),
+    "lets keys come back": (
+        {"visible": lambda self, queries, keys: VISIBLE(self, queries, keys) | ((keys == 2) & (queries % 20 == 19))},
+        "check 'monotone': expected no key to come back at query 19, got key 2",
+    ),
+    "sees more than it says": (
+        {"max_held": lambda self, seq_len: min(seq_len, self.num_slots - 1)},
+        "check 'budget': expected at most 6 keys at query 6, got 7",
+    ),
+    "never fills": (
+        {"max_held": lambda self, seq_len: min(seq_len, self.num_slots + 1)},
+        "check 'budget': expected a query among 768 that sees 8 keys, as max_held says, got 7 at the last",
+    ),
+    "holds less of more": (
+        {"max_held": lambda self, seq_len: min(seq_len, 7 if seq_len < 50 else 6)},
+        "check 'max_held': expected no less for a longer text",
+    ),
+    "holds what is not there": (
+        {"max_held": lambda self, seq_len: self.num_slots}, "check 'max_held': expected 1 to 1 for 1 tokens, got 7",
+    ),
+    "has no end": ({"bounded": False}, "check 'max_held': expected an end if bounded, which is False, got 7"),
+    "takes the wrong slot": (
+        {"slots": ring_of_one_less},
+        "check 'slots': expected what is visible at query 6 in the slots, got token 2 in one of the two only",
+    ),
+    "takes a slot that is not there": (
+        {"slots": lambda self, tokens: SLOTS(self, tokens) + 1}, "check 'slots': expected slot 0 for token 0, got 1",
+    ),
+    "takes a pinned slot": (
+        {"slots": lambda self, tokens: tokens.remainder(self.num_slots)},
+        "check 'slots': expected slot behind the pinned for token 7, got 0",
+    ),
+    "counts one too many": (
+        {"evicted": lambda self, queries: SinkWindow.evicted(self, queries) + (queries[..., None] > 6)},
+        "check 'in-cache positions': expected 1 evicted between token 0 and query 7, got 2",
+    ),
+    "leaves gaps": (
+        {name: vars(LeavesGaps)[name] for name in ("visible", "num_slots", "slots", "evicted")},
+        "check 'in-cache positions': expected no token missing between an unpinned one and query 5, got some behind [2]",
+    ),
+}  # fmt: skip
+
+
+def breaks(policy: type, message: str, monkeypatch) -> None:
     monkeypatch.setitem(policies._objects, "broken", policy)
     monkeypatch.setattr(policy, "name", "broken", raising=False)
     with pytest.raises(ContractError, match=re.escape("policy 'broken' breaks its contract, " + message)):
         check_policy(policy())
+
+
+@pytest.mark.parametrize("wrong", POLICIES)
+def test_a_policy_that_breaks_its_contract(wrong, monkeypatch):
+    members, message = POLICIES[wrong]
+    breaks(type("Wrong", (Broken,), members), message, monkeypatch)
+
+
+class Divided(CacheReader):
+    """Forgets everything at the end of a call with more than one token."""
+
+    def read(self, tokens, attention_mask=None, *, keep=0):
+        logits = super().read(tokens, attention_mask, keep=keep)
+        if tokens.shape[1] > 1:
+            self.cache.reset()
+        return logits
+
+
+class Growing(CacheReader):
+    total = 0
+
+    def bytes_held(self):
+        Growing.total += 1
+        return Growing.total
+
+
+class Forgetful(CacheReader):
+    def reset(self):
+        self._columns = 0
+
+
+class OfAWiderWindow(CacheReader):
+    def __init__(self, model, policy, cache):
+        super().__init__(model, policy, PolicyCache(SinkWindow(num_sinks=2, window=5), model))
+
+
+class Failing(CacheReader):
+    def __init__(self, *given):
+        raise RuntimeError("no such reader")
+
+
+@pytest.mark.parametrize(
+    ("reader", "message"),
+    [
+        (OfAWiderWindow, "check 'evicting is masking': expected logits of decoding within 2.0e-03"),
+        (Forgetful, "check 'reset': expected the last two logits of a text read after a reset within"),
+        (Divided, "check 'division': expected logits of a text read in pieces within"),
+        (Growing, "check 'memory': expected at most 22 bytes, those of half the text, got 44"),
+        (Failing, "check 'reader': no such reader"),
+    ],
+)
+def test_a_reader_that_breaks_the_contract_of_its_policy(reader, message, monkeypatch):
+    policy = type("Read", (Broken,), {})
+
+    @reader_of.register(policy)
+    def _(policy, model, *, chunk):
+        return reader(model, policy, PolicyCache(policy, model, chunk=chunk))
+
+    breaks(policy, message, monkeypatch)
 
 
 def test_settings(monkeypatch):

@@ -1,6 +1,7 @@
 """Calls made by hand, and every statistic of a call from the whole matrix: slow, obvious, independent of the library."""
 
 import torch
+from tests.attention import column_calls
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
@@ -78,45 +79,15 @@ def call_from_weights(weights: Tensor, **fields: object) -> AttentionCall:
 
 def dense_weights(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, visibility and weights ``(batch, num_heads, q_len, kv_len)`` in float64, the whole matrix."""
-    keys = call.keys.double().repeat_interleave(call.groups, dim=1)
-    scores = call.queries.double() @ keys.transpose(2, 3) * call.scaling
-    if call.softcap is not None:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
-    if call.bias is not None:
-        scores = scores + call.bias.double()
-    visible = call.visible.block(0, call.q_len, 0, call.kv_len).expand_as(scores)
-    if call.operation.name != "softmax":
-        return scores, visible, call.operation.weights(scores, visible)
-    exponentials = torch.exp(scores).masked_fill(~visible, 0.0)
-    total = exponentials.sum(-1, keepdim=True)
-    if call.sink_scores is not None:
-        total = total + torch.exp(call.sink_scores.double())[..., None]
-    return scores, visible, torch.nan_to_num(exponentials / total)
+    visible = call.visible.block(0, call.q_len, 0, call.kv_len).expand(*call.queries.shape[:3], -1)
+    scores, weights = column_calls.dense_weights(call, visible)
+    return scores, visible, weights
 
 
 def dense_statistics(call: AttentionCall) -> Statistics:
     """All statistics, straight from their definitions."""
-    scores, visible, weights = dense_weights(call)
-    counted = call.counted[:, None, :, None]
-    mass = weights.sum(-1)
-    shares = weights if call.operation.normalized else weights / (mass[..., None] + 1e-8)
-    renormalised = torch.nan_to_num(weights / mass[..., None])
-    softmax = call.operation.name == "softmax"
-    return Statistics(
-        column_sum=(weights * counted).sum(2).float(),
-        column_share=(shares * counted).sum(2).float(),
-        column_count=(visible & counted).sum(2).float(),
-        row_mass=mass.float(),
-        null_mass=None
-        if not softmax
-        else (1.0 - mass).float()
-        if call.sink_scores is not None
-        else torch.zeros_like(mass).float(),
-        log_sum_exp=torch.logsumexp(scores.masked_fill(~visible, -torch.inf), dim=-1).float() if softmax else None,
-        row_entropy=-torch.xlogy(renormalised, renormalised).sum(-1).float(),
-        row_max=weights.amax(-1).float(),
-        score_mean=torch.nan_to_num((scores * visible).sum(-1) / visible.sum(-1)).float(),
-    )
+    fields = column_calls.dense_oracle(call, dense_weights(call)[1])
+    return Statistics(**{name: None if values is None else values.float() for name, values in fields.items()})
 
 
 def show(probe, *calls: AttentionCall):

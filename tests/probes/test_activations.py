@@ -57,25 +57,17 @@ def test_a_hidden_state_is_one_document():
     padded = torch.full((2, 5, 4), 1e6)
     padded[0, 2:], padded[1, 1:] = small[0], big[0]
     batch = show_layers(MassiveActivation(), layer_output(padded, lengths=[[3], [4]], left=True))
-    halves = show_layers(MassiveActivation(), layer_output(small))
-    halves.merge(show_layers(MassiveActivation(), layer_output(big)))
     expected = values_of(alone)
     assert expected["massive_count", LAYER, None, None] == (0.5, 2)
-    for probe in (packed, batch, halves):
+    for probe in (packed, batch):
         assert_same(values_of(probe), expected, rel=0.0)
 
 
-def test_peaks_do_not_depend_on_the_order_of_merging():
+def test_peaks_do_not_depend_on_the_order():
     torch.manual_seed(0)
     outputs = [layer_output(torch.randn(2, length, 6).round(decimals=1)) for length in (3, 7, 5)]  # rounded: ties do occur
-    forwards, backwards = MassiveActivation(top=7), MassiveActivation(top=7)
-    for output in outputs:
-        forwards.merge(show_layers(MassiveActivation(top=7), output))
-    for output in reversed(outputs):
-        backwards.merge(show_layers(MassiveActivation(top=7), output))
-    whole = values_of(show_layers(MassiveActivation(top=7), *outputs))
-    assert_same(values_of(forwards), whole, rel=1e-12)
-    assert_same(values_of(backwards), whole, rel=1e-12)
+    forwards, backwards = (show_layers(MassiveActivation(top=7), *order) for order in (outputs, reversed(outputs)))
+    assert_same(values_of(backwards), values_of(forwards), rel=1e-12)
 
 
 def test_cached_decoding_keeps_the_peak():
@@ -126,9 +118,7 @@ def test_layout_does_not_matter():
     padded = torch.full((2, 6, 4), 1e6)
     padded[0, 3:], padded[1, 1:] = first[0], second[0]
     batch = show_layers(Outliers(), layer_output(padded, lengths=[[3], [5]], left=True))
-    halves = show_layers(Outliers(), layer_output(second))
-    halves.merge(show_layers(Outliers(), layer_output(first)))
-    for probe in (packed, batch, halves):
+    for probe in (packed, batch):
         assert_same(values_of(probe), values_of(alone), rel=1e-9)
 
 
@@ -196,11 +186,9 @@ def test_hidden_norm_does_not_mind_the_layout():
     padded[0, 3:], padded[1, 1:] = first[0], second[0]
     batch = show_layers(HiddenNorm(), layer_output(padded, lengths=[[3], [5]], left=True))
     packed = show_layers(HiddenNorm(), layer_output(torch.cat((first, second), 1), lengths=[[3, 5]]))
-    halves = show_layers(HiddenNorm(), layer_output(first))
-    halves.merge(show_layers(HiddenNorm(), layer_output(second)))
     steps = [layer_output(second[:, n : n + 1], start=n) for n in range(5)]
     cached = show_layers(HiddenNorm(), layer_output(first), *steps)
-    for probe in (batch, packed, halves, cached):
+    for probe in (batch, packed, cached):
         assert_same(values_of(probe), values_of(alone), rel=1e-6)
 
 
@@ -223,7 +211,7 @@ def test_cache_norms_by_hand_per_key_value_head(probe_class):
 
 
 @pytest.mark.parametrize("probe_class", [KeyNorm, ValueNorm])
-def test_padding_packing_and_merge(probe_class):
+def test_padding_and_packing(probe_class):
     torch.manual_seed(1)
     keys, values = torch.randn(2, 2, 7, 4), torch.randn(2, 2, 7, 3)
     queries = torch.zeros(2, 2, 7, 4)
@@ -231,8 +219,8 @@ def test_padding_packing_and_merge(probe_class):
         probe_class(),
         make_call(queries[:1, :, :4], keys[:1, :, 3:], values[:1, :, 3:]),
         make_call(queries[:1, :, :2], keys[1:, :, 2:4], values[1:, :, 2:4]),
+        make_call(queries[:1, :, :3], keys[1:, :, 4:], values[1:, :, 4:]),
     )
-    alone.merge(show(probe_class(), make_call(queries[:1, :, :3], keys[1:, :, 4:], values[1:, :, 4:])))
     together = show(probe_class(), make_call(queries, keys, values, lengths=[[4], [2, 3]], left=True))
     assert_same(values_of(together), values_of(alone), rel=1e-6)
 

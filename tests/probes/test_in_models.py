@@ -10,7 +10,7 @@ from sinklab.attention.forward import _documents
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.attention.visibility import Dense
-from sinklab.errors import ContractError, InputError
+from sinklab.errors import InputError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.entropy import Entropy
@@ -183,5 +183,3 @@ def test_it_sees_and_gives_no_rows():
         session.model(input_ids=torch.ones(1, 5, dtype=torch.int64))
     assert watcher.seen == [5, 5]
     assert len(session.table()) == 0
-    with pytest.raises(ContractError, match="lengths is read where it was made and cannot be merged"):
-        watcher.merge(Lengths())

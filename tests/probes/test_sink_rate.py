@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dense_oracle import call_from_weights, dense_statistics, dense_weights, make_call, show, values_of
+from dense_oracle import assert_same, call_from_weights, dense_statistics, dense_weights, make_call, show, values_of
 
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, SessionError
@@ -134,44 +134,20 @@ def test_against_the_whole_matrix(operation, heads, kv_heads, options):
     assert found["first_four_share", None, None, None][0] == pytest.approx(sum(four) / len(four), abs=1e-6)
 
 
-def test_batch_padding_and_packing_do_not_matter():
+@pytest.mark.parametrize("layout", ["right", "left", "packed"])
+def test_batch_padding_and_packing_do_not_matter(layout):
     torch.manual_seed(1)
-    lengths = [4, 6, 3]
-    queries, keys = torch.randn(3, 2, 6, 4), torch.randn(3, 2, 6, 4)
-    alone = SinkRate(threshold=0.4)
-    for row, length in enumerate(lengths):
-        show(alone, make_call(queries[row : row + 1, :, :length], keys[row : row + 1, :, :length]))
-
-    def laid_out(tensor: torch.Tensor, *, left: bool) -> torch.Tensor:
-        padded = torch.full((3, 2, 6, 4), 50.0)
-        for row, length in enumerate(lengths):
-            where = slice(6 - length, None) if left else slice(0, length)
-            padded[row, :, where] = tensor[row, :, :length]
-        return padded
-
-    def packed(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cat([tensor[row : row + 1, :, :length] for row, length in enumerate(lengths)], dim=2)
-
-    one_each = [[length] for length in lengths]
-    right = show(
-        SinkRate(threshold=0.4), make_call(laid_out(queries, left=False), laid_out(keys, left=False), lengths=one_each)
-    )
-    left = show(
-        SinkRate(threshold=0.4), make_call(laid_out(queries, left=True), laid_out(keys, left=True), lengths=one_each, left=True)
-    )
-    together = show(SinkRate(threshold=0.4), make_call(packed(queries), packed(keys), lengths=[lengths]))
-    expected = values_of(alone)
-    for probe in (right, left, together):
-        found = values_of(probe)
-        assert found.keys() == expected.keys()
-        for key, (value, count) in expected.items():
-            # sums of at most 13 float32 weights in another order: below 13 * 2**-24 relative
-            assert found[key] == (pytest.approx(value, rel=1e-6), count), key
-
-
-def test_merge_refuses_another_threshold():
-    with pytest.raises(ConfigurationError, match=r"threshold 0\.3 and 0\.4 measure different things"):
-        SinkRate().merge(SinkRate(threshold=0.4))
+    texts = [torch.randn(2, 1, 2, length, 4) for length in (4, 6, 3)]  # queries and keys
+    if layout == "packed":
+        call = make_call(*torch.cat(texts, dim=3), lengths=[[4, 6, 3]])
+    else:
+        missing = [6 - text.shape[3] for text in texts]
+        sides = [(0, 0, pad, 0) if layout == "left" else (0, 0, 0, pad) for pad in missing]
+        padded = [torch.nn.functional.pad(text, side, value=50.0) for text, side in zip(texts, sides, strict=True)]
+        call = make_call(*torch.cat(padded, dim=1), lengths=[[4], [6], [3]], left=layout == "left")
+    alone = show(SinkRate(threshold=0.4), *(make_call(*text) for text in texts))
+    # sums of at most 13 float32 weights in another order: below 13 * 2**-24 relative
+    assert_same(values_of(show(SinkRate(threshold=0.4), call)), values_of(alone), rel=1e-6)
 
 
 def test_a_document_that_goes_on_is_refused():

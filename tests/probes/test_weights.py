@@ -42,15 +42,13 @@ def test_packed_left_padded_grouped_queries_against_the_whole_matrix(operation):
             assert found["mean_weight", MODULE, head, position] == (pytest.approx(float(total) / count, abs=1e-6), count)
 
 
-def test_cached_decoding_equals_one_prefill_and_merge_adds():
+def test_cached_decoding_equals_one_prefill():
     torch.manual_seed(1)
     queries, keys = torch.randn(1, 2, 6, 4), torch.randn(1, 2, 6, 4)
     expected = values_of(show(AttentionReceived(), make_call(queries, keys)))
-    prefill = show(AttentionReceived(), make_call(queries[:, :, :2], keys[:, :, :2]))
+    prefill = make_call(queries[:, :, :2], keys[:, :, :2])
     steps = [make_call(queries[:, :, : n + 1], keys[:, :, : n + 1], cached=n) for n in range(2, 6)]
-    decoded = show(AttentionReceived(), *steps)
-    prefill.merge(decoded)
-    found = values_of(prefill)
+    found = values_of(show(AttentionReceived(), prefill, *steps))
     assert {key: count for key, (_, count) in found.items()} == {key: count for key, (_, count) in expected.items()}
     assert [found[key][0] for key in expected] == pytest.approx([value for value, _ in expected.values()], rel=1e-6)
 
@@ -119,11 +117,6 @@ def test_rows_that_leave_nothing_are_left_out():
     found = values_of(show(Entropy(), call_from_weights(weights)))
     assert ("entropy_without_sink", MODULE, 0, None) not in found
     assert found["entropy", MODULE, 0, None][1] == 2
-
-
-def test_another_position_is_not_merged():
-    with pytest.raises(ConfigurationError, match="sink_position 0 and 2 measure different things"):
-        Entropy().merge(Entropy(sink_position=2))
 
 
 def test_no_sink_stands_before_the_first_token():

@@ -132,7 +132,6 @@ def write_audit(
     maps: bool = True,
     hostile: bool = False,
     position_rows: int | None = None,
-    gate: float | None = None,
     summary: dict[str, Any] | None = None,
     run: dict[str, Any] | None = None,
 ) -> Path:
@@ -220,8 +219,6 @@ def write_audit(
     if wanted("null_mass"):
         per_head("null_mass", "null_mass", "fraction", np.zeros((layers, heads)))
         per_head("null_mass", "row_mass", "fraction", np.ones((layers, heads)))
-        if gate is not None:
-            per_head("null_mass", "output_gain", "fraction", np.full((layers, heads), gate))
     if wanted("entropy"):
         per_head("entropy", "entropy", "nats", entropy)
         per_head("entropy", "entropy_without_sink", "nats", entropy_rest)
@@ -231,17 +228,9 @@ def write_audit(
             norm = rng.normal(8 + layer, 0.5, small)
             if layer >= 1 and sink_position is not None and place < small:
                 norm[place] = 220 if layer < layers - 1 else 90
-            table.add(
-                "hidden_norm",
-                "hidden_norm",
-                "norm",
-                norm,
-                layer=layer,
-                key_position=np.arange(small),
-                module=f"model.layers.{layer}",
-            )
-            ratio = norm[0] / norm[1:].mean()
-            table.add("hidden_norm", "first_to_rest_ratio", "ratio", ratio, layer=layer, module=f"model.layers.{layer}")
+            at = {"layer": layer, "module": f"model.layers.{layer}"}
+            table.add("hidden_norm", "hidden_norm", "norm", norm, key_position=np.arange(small), **at)
+            table.add("hidden_norm", "first_to_rest_ratio", "ratio", norm[0] / norm[1:].mean(), **at)
     for probe, first, rest in (("key_norm", 4.0, 14.0), ("value_norm", 0.4, 3.0)):
         if wanted(probe):
             for layer in range(layers):
@@ -311,18 +300,11 @@ def write_audit(
     )  # fmt: skip
     found = dataclasses.replace(found, finding=finding(found, 0.3))
     write_json(to_json(found) | (summary or {}), folder / "summary.json")
+    settings = {"threshold": 0.3, "bos": 1}
     write_json(
         {
             "kind": "audit",
-            "config": {
-                "model": name,
-                "corpus": corpus,
-                "seq_len": seq_len,
-                "samples": samples,
-                "threshold": 0.3,
-                "seed": seed,
-                "bos": 1,
-            },
+            "config": {"model": name, "corpus": corpus, "seq_len": seq_len, "samples": samples, "seed": seed, **settings},
             "versions": {"python": "3.11.2", "torch": "2.13.0", "transformers": "5.23.0", "sinklab": "0.1.0"},
             "commit": "0123abc",
             "hardware": {"cpu": "2 cores", "device": "cpu"},
@@ -334,18 +316,10 @@ def write_audit(
                     "probe": "sink_rate",
                     "metric": "gu2024",
                     "version": 1,
-                    "text": "Share of samples, layers and heads whose mean attention on the key exceeds the threshold.",
-                    "paper": "Gu et al. 2024 (arXiv 2410.10781)",
+                    "text": "",
+                    "paper": "Gu et al. 2024",
                     "unit": "percent",
-                },
-                {
-                    "probe": "entropy",
-                    "metric": "entropy",
-                    "version": 1,
-                    "text": "Shannon entropy of a row of weights, divided by its sum.",
-                    "paper": "Zhai et al. 2023 (arXiv 2303.06296)",
-                    "unit": "nats",
-                },
+                }
             ],
             "model": {"class": "SinkLM", "num_layers": layers, "num_heads": heads, "parameters": 3_400_000},
             "calls": {f"model.layers.{layer}.self_attn": 13 for layer in range(layers)},

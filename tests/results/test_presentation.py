@@ -12,22 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sinklab.errors import ResultError
-from sinklab.results.blocks import (
-    Bar,
-    Curves,
-    Facts,
-    Grid,
-    Heading,
-    HeadMap,
-    Mark,
-    Marks,
-    Say,
-    interval,
-    markdown,
-    names,
-    number,
-    percent,
-)
+from sinklab.results.blocks import Bar, Curves, Facts, Grid, Heading, HeadMap, Say, interval, markdown, names, number, percent
 from sinklab.results.html import html, steps
 from sinklab.results.intervals import Interval
 from sinklab.results.sections import from_json, to_json
@@ -40,7 +25,6 @@ BLOCKS = [
     Grid(["Head", "Weight"], [["4.0", 0.4567], ["5|0", Bar(0.25, -0.5)]]),
     Grid(["Part", "Norm"], [["up_proj", 12.5]], "Weights behind it", folded=True),
     Curves("Norm by block", {"place": [1.0, 10.0, 100.0], "others": [1.0, None, 2.0]}, logarithmic=True, mark=1),
-    Marks("Effects", [("4.0", [Mark("hide", 0.5, 0.4, 0.6), Mark("zero", -0.001)])], "nats", least=0.01),
     HeadMap("Labels", {(0, 0): ("D", "dormant", "head 0.0, dormant")}, [("dormant", "D", 1, "rests on the sink")]),
 ]
 
@@ -103,11 +87,10 @@ def test_every_rendering_has_the_numbers_of_its_blocks():
 
 def test_pages_draw_what_is_there():
     page = str(html(BLOCKS))
-    assert page.count("<circle") == 3 + 2 + 2  # one line lacks its middle; two marks
+    assert page.count("<circle") == 3 + 2  # one line lacks its middle
     assert page.count("<polyline") == 2
-    assert "below" in page
     assert 'width="50.0%"' in page
-    assert html([Curves("nothing", {"a": []}), Marks("nothing", [])]).strip() == ""
+    assert html([Curves("nothing", {"a": []})]).strip() == ""
 
 
 def test_samples_are_points_with_errors_and_no_line():

@@ -64,6 +64,16 @@ def decoder(family: str, backend: str = "sdpa") -> PreTrainedModel:
     return build_decoder(family, backend)
 
 
+def sharpened(name: str = "llama", backend: str = "sdpa", factor: float = 3.0) -> PreTrainedModel:
+    """With scores so far apart that attention is."""
+    model = build(ZOO[name], backend).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                weight.mul_(factor)
+    return model
+
+
 def text(length: int, rows: int = 2, seed: int = 0) -> Tensor:
     """Token ids ``(rows, length)``."""
     return torch.randint(4, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
@@ -343,3 +353,18 @@ class Gapped(SlotPolicy):
     def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         distance = query_positions - key_positions
         return (distance >= 0) & ((distance < 2) | ((distance < self.span) & (key_positions % 2 == 0)))
+
+
+@torch.no_grad()
+def encoded_anew(model, policy, tokens):
+    """Logits of a model of one layer, whose keys depend on token and position alone: a dense reading of what is held, side by
+    side or where it stood."""
+    found = []
+    for last in range(tokens.shape[1]):
+        held = policy.visible(torch.tensor(last), torch.arange(last + 1)).nonzero().flatten()
+        given = {}
+        if policy.positions == "original":  # without a mask, transformers takes gaps in the positions for the ends of documents
+            causal = torch.ones(len(held), len(held), dtype=torch.bool).tril().expand(len(tokens), 1, -1, -1)
+            given = {"position_ids": held[None], "attention_mask": causal}
+        found.append(model(input_ids=tokens[:, held], use_cache=False, **given).logits[:, -1:])
+    return torch.cat(found, dim=1)

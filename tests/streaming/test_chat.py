@@ -205,19 +205,6 @@ def test_what_is_written_anew_is_read_again(model, tokenizer, template, thought,
         messages.append({"role": "assistant", "content": answer})
 
 
-def test_or_stays_as_it_was_said(model, tokenizer, monkeypatch):
-    chat = Chat(
-        model, system=SYSTEM, tokenizer=templated(tokenizer, THOUGHTS), stop_ids=(), rewrites="ignore",
-        policy="sink_window:window=900",
-    )  # fmt: skip
-    told = Told(chat, monkeypatch)
-    for turn in TURNS[:3]:
-        told.exchange(turn, "<think>hm</think>ok")
-    assert chat.rereads == 0
-    assert chat.stream.position == len(told.read) + 1
-    assert told.text.count("<think>hm</think>ok<|im_end|>\n<|im_start|>user\n") == 2
-
-
 def test_another_day(model, tokenizer, monkeypatch):
     """A date in the head changes: the conversation is read again, and what is pinned is what was pinned."""
     chat = Chat(model, system=SYSTEM, tokenizer=templated(tokenizer, LLAMA_31), stop_ids=(), policy="sink_window:window=900")
@@ -237,7 +224,6 @@ def test_another_day(model, tokenizer, monkeypatch):
 
 def test_errors(model, tokenizer):
     for settings, said in (
-        ({"tokenizer": tokenizer, "rewrites": "never"}, "`rewrites` 'never' is neither 'read again' nor 'ignore'"),
         ({"tokenizer": tokenizer, "keep": "x"}, "what a conversation keeps is its system message"),
         ({}, "a conversation needs a tokenizer"),
     ):

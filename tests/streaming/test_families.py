@@ -17,6 +17,7 @@ from tests.streaming.decoders import (
     backends_of,
     build_decoder,
     decoder,
+    encoded_anew,
     gap,
     one_by_one,
     read,
@@ -27,6 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
+from sinklab.policies.sink_window import SinkWindow
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.traits import Rotation, read_rotations
 
@@ -61,6 +63,7 @@ def test_original_positions_are_a_mask(family, backend):
 
 TOKENS = 40
 HEAD = 8
+POLICY = SinkWindow(num_sinks=SINKS, window=WINDOW)
 FACTORS = [1.0, 1.5, 2.0, 4.0]
 KINDS = {
     "default": {"rope_type": "default", "rope_theta": 1e4},
@@ -94,19 +97,8 @@ def of_kind(kind: str, **changes):
     return build_decoder(family, rope_parameters=dict(KINDS[kind]), **changes)
 
 
-@torch.no_grad()
-def encoded_anew(model, tokens, num_sinks=SINKS, window=WINDOW):
-    """Logits of a model of one layer: its keys depend on token and position alone, so that the dense model on the tokens held,
-    side by side, is the stream."""
-    found = []
-    for last in range(tokens.shape[1]):
-        held = sorted({*range(min(num_sinks, last + 1)), *range(max(0, last - window), last + 1)})
-        found.append(model(input_ids=tokens[:, held], use_cache=False).logits[:, -1:])
-    return torch.cat(found, dim=1)
-
-
 def check(model, tokens):
-    expected = encoded_anew(model, tokens)
+    expected = encoded_anew(model, POLICY, tokens)
     tight = SinkCache(model, num_sinks=SINKS, window=WINDOW, chunk=4, rebase_at=SINKS + WINDOW + 5)
     assert gap(one_by_one(model, tokens), expected) < TOLERANCE
     assert gap(read(model, tokens, pieces=[19, 1, 1, 19]), expected) < TOLERANCE
@@ -190,7 +182,7 @@ def test_own_model(dtype):
     torch.manual_seed(0)
     model = SinkLM(SinkLMConfig(**TINY | {"num_hidden_layers": 1}, initializer_range=0.3)).eval().to(dtype)
     tokens, bound = text(TOKENS), 1e-12 if dtype == torch.float64 else TOLERANCE
-    expected = encoded_anew(model, tokens)
+    expected = encoded_anew(model, POLICY, tokens)
     assert gap(one_by_one(model, tokens), expected) < bound
     assert gap(read(model, tokens, pieces=[19, 1, 20]), expected) < bound
 

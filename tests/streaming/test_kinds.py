@@ -316,7 +316,8 @@ def test_original_positions_are_a_mask(policy):
     """The model without a cache, under the mask that the policy is, the learned tokens seen by all."""
     model, tokens = build_in_front("in front"), text(LENGTH)
     index = torch.arange(LENGTH)
-    mask = policy.visible(index[:, None], index)
+    mask = torch.ones(FRONT + LENGTH, FRONT + LENGTH, dtype=torch.bool).tril()
+    mask[FRONT:, FRONT:] = policy.visible(index[:, None], index)
     with torch.no_grad():
         masked = model(input_ids=tokens, attention_mask=mask.expand(2, 1, -1, -1), use_cache=False).logits
     for pieces in (None, [1] * LENGTH, [11, 1, 28]):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.architectures.zoo import ZOO, build
+from tests.streaming.decoders import sharpened
 from torch._dynamo.utils import counters
 
 from sinklab.errors import ConfigurationError
@@ -20,15 +20,6 @@ def no_other_graphs():
     counters.clear()
     yield
     torch._dynamo.reset()
-
-
-def sharpened(name: str = "llama", backend: str = "sdpa"):
-    model = build(ZOO[name], backend).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "q_proj" in name or "k_proj" in name:
-                weight.mul_(8)
-    return model
 
 
 def logits_of(model, first: int, batch: int = 2, **settings):
@@ -59,7 +50,7 @@ def logits_of(model, first: int, batch: int = 2, **settings):
     ],
 )
 def test_one_graph_and_the_same_logits(name, backend, first, settings):
-    model = sharpened(name, backend).double()
+    model = sharpened(name, backend, factor=8.0).double()
     expected, _ = logits_of(model, first, **settings)
     compile_steps(model, backend="eager")  # the graph itself; what a backend makes of it is torch's
     found, graphs = logits_of(model, first, **settings)
@@ -89,7 +80,7 @@ def test_our_own_model():
 @pytest.mark.parametrize("what", ["model", "decoder"])
 def test_a_model_compiled_as_any_other(what):
     """Planning stays outside of the graphs, which are broken there; behind the first steps there are no new ones."""
-    model = sharpened()
+    model = sharpened(factor=8.0)
     expected, _ = logits_of(model, 10)
     torch._dynamo.reset()
     (model if what == "model" else model.base_model).compile(backend="eager")
@@ -99,7 +90,7 @@ def test_a_model_compiled_as_any_other(what):
 
 
 def test_prompts_and_padded_batches_are_not_compiled():
-    model = sharpened()
+    model = sharpened(factor=8.0)
     tokens = torch.randint(5, 32, (2, 30), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(2, 30, dtype=torch.long)
     mask[1, :3] = 0
@@ -121,7 +112,7 @@ def test_prompts_and_padded_batches_are_not_compiled():
 
 
 def test_other_forwards_of_a_compiled_model():
-    model = sharpened()
+    model = sharpened(factor=8.0)
     tokens = torch.randint(5, 32, (1, 30))
     with torch.no_grad():
         expected = model(tokens).logits
@@ -131,7 +122,7 @@ def test_other_forwards_of_a_compiled_model():
 
 
 def test_steps_are_compiled_once():
-    model = sharpened()
+    model = sharpened(factor=8.0)
     compile_steps(model)
     with pytest.raises(ConfigurationError, match="the steps of this LlamaForCausalLM are compiled already"):
         compile_steps(model)
@@ -139,7 +130,7 @@ def test_steps_are_compiled_once():
 
 @pytest.mark.slow
 def test_inductor():
-    model = sharpened()
+    model = sharpened(factor=8.0)
     expected, _ = logits_of(model, 10)
     compile_steps(model)
     found, graphs = logits_of(model, 10)

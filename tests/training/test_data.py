@@ -389,25 +389,6 @@ def test_the_width_of_an_id_follows_the_vocabulary(tmp_path):
 # --- real corpora ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "dataset"])
-def test_the_users_own_text(tmp_path, kind):
-    texts = [f"Paragraph {number} of a long enough text, with some words.\n" for number in range(60)]
-    path = tmp_path / {"file": "book.txt", "folder": "books", "dataset": "rows.jsonl"}[kind]
-    if kind == "file":
-        path.write_text("\n".join(texts))
-    elif kind == "dataset":
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    else:
-        path.mkdir()
-        for number, text in enumerate(texts):
-            (path / f"{number}.md").write_text(text)
-    prepared = prepare_data(configuration(context=16, corpus=str(path)), tmp_path / "cache")
-    together = "".join(prepared.tokenizer.decode(row["input_ids"][1:]) for row in prepared.train)
-    held_out = {text for text in texts if text.strip() not in together}
-    assert 1 <= len(held_out) <= 10
-    assert prepared.identity["held_out"]["tokens"] > 20
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

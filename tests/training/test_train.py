@@ -150,13 +150,9 @@ def test_an_output_directory_in_use_is_refused(finished, run, tmp_path):
     (tmp_path / "other" / "run.json").write_text('{"kind": "audit"}')
     with pytest.raises(InputError, match="holds no run of pretrain but of 'audit'"):
         run(folder="other", resume=True)
-
-
-def test_an_output_directory_with_a_run_that_has_not_ended_names_resume(finished, run, tmp_path):
-    folder = interrupted(finished, tmp_path / "run")
+    interrupted(finished, tmp_path / "begun")
     with pytest.raises(InputError, match="with a run that has not ended; go on with it by `resume`, choose another with"):
-        run()
-    assert any(folder.glob("checkpoints/*"))
+        run(folder="begun")
 
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(run, tmp_path, finished, monkeypatch):
@@ -206,14 +202,18 @@ def test_divergence_is_found_recorded_and_ends_the_run(run):
     assert (diverged.folder / "model").is_dir()
 
 
-def test_the_step_of_the_first_nan_is_known(run, monkeypatch):
+def disturbed(monkeypatch, step: int, factor: float) -> None:
+    """Have the loss of a step, counted from 0, be so many times what it is."""
     native = PretrainingTrainer.compute_loss
 
-    def poisoned(self, *args, **kwargs):
-        loss = native(self, *args, **kwargs)
-        return loss * float("nan") if self.state.global_step == 4 else loss
+    def compute_loss(self, *args, **kwargs):
+        return native(self, *args, **kwargs) * (factor if self.state.global_step == step else 1)
 
-    monkeypatch.setattr(PretrainingTrainer, "compute_loss", poisoned)
+    monkeypatch.setattr(PretrainingTrainer, "compute_loss", compute_loss)
+
+
+def test_the_step_of_the_first_nan_is_known(run, monkeypatch):
+    disturbed(monkeypatch, 4, float("nan"))
     diverged = run("training.log_every=4", "training.save_every=8", "training.micro_batch_size=2")
     assert diverged.summary["status"] == "diverged"
     # Step 5, counted from 1, is the first bad one; step 8 the next record; its weights are not kept.
@@ -282,13 +282,7 @@ def test_a_run_that_is_stopped_and_goes_on_leaves_what_an_uninterrupted_one_leav
 
 
 def test_a_divergence_before_the_stop_is_not_forgotten(run, monkeypatch):
-    native = PretrainingTrainer.compute_loss
-
-    def shaken(self, *args, **kwargs):
-        loss = native(self, *args, **kwargs)
-        return loss * (100 if self.state.global_step == 2 else 1)
-
-    monkeypatch.setattr(PretrainingTrainer, "compute_loss", shaken)
+    disturbed(monkeypatch, 2, 100)
     changes = ("training.stop_when_diverged=false", "training.log_every=1")
     whole = run(*changes, folder="whole")
     assert (whole.summary["status"], whole.record["divergence"]["found_at"]) == ("finished", 3)
@@ -302,13 +296,7 @@ def test_a_divergence_before_the_stop_is_not_forgotten(run, monkeypatch):
 
 
 def test_a_stop_with_losses_that_are_no_numbers_leaves_the_checkpoint_before(run, monkeypatch):
-    native = PretrainingTrainer.compute_loss
-
-    def poisoned(self, *args, **kwargs):
-        loss = native(self, *args, **kwargs)
-        return loss * float("nan") if self.state.global_step == 4 else loss
-
-    monkeypatch.setattr(PretrainingTrainer, "compute_loss", poisoned)
+    disturbed(monkeypatch, 4, float("nan"))
     with monkeypatch.context() as patch:
         stopping(patch, signal.SIGINT, 5)
         stopped = run()

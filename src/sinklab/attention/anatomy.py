@@ -59,18 +59,14 @@ def model_inside(module: nn.Module) -> str:
 
 
 class Anatomy:
-    """Names and modules found once per session.
-
-    Args:
-        attention: the attention modules; those on the seam by default.
+    """Names and modules found once per session; ``attention`` are the modules on the seam by default.
 
     Attributes:
         attention: qualified name to attention module, in the order of the model; ``names`` is the way back, by ``id``.
         layers: qualified name to layer: the members of every ``ModuleList`` whose members hold attention modules, if they are
             no sublayers; ``layer_of`` is the name of the layer of an attention module.
         models: the model and every ``PreTrainedModel`` inside it.
-        depth: how many layers the configuration counts, each run of one that runs several times (ALBERT); 0 where it does not
-            say. Then ``shares_layers``: there are fewer of them than it counts.
+        depth: layers that the configuration counts, each run of a shared one (ALBERT); 0 where it does not say.
         streams: how many residual streams a hidden state has, 1 in most models (see :meth:`hidden_states`).
         encoder: of an encoder–decoder, the module that reads the source; else ``None``.
     """
@@ -132,7 +128,9 @@ class Anatomy:
         is none of the maps to queries, keys, values and gates. ``None`` where none is found, several might be it, or a norm
         stands in front of it. A gate in front of it is no reason: what it multiplies are the heads.
         """
-        children = self._linear_children(name)
+        # Held by the module itself, or as the first of a list, with a dropout behind it.
+        held = (inner for child, _ in self.modules[name].named_children() for inner in (child, f"{child}.0"))
+        children = [inner for inner in held if linear_map(self.modules.get(f"{name}.{inner}")) is not None]
         maps = [child for wanted in OUTPUT_NAMES for child in children if child.removesuffix(".0").lower() == wanted]
         beside = f"{name.rpartition('.')[0]}.output.dense"
         known = [f"{name}.{child}" for child in maps]
@@ -154,11 +152,6 @@ class Anatomy:
         projection = self.projection_name(name, width)
         return None if projection is None else weight_of(self.model, projection)
 
-    def _linear_children(self, name: str) -> list[str]:
-        """Names of the linear maps that a module holds itself, or as the first of a list, with a dropout behind it."""
-        held = (inner for child, _ in self.modules[name].named_children() for inner in (child, f"{child}.0"))
-        return [inner for inner in held if linear_map(self.modules.get(f"{name}.{inner}")) is not None]
-
     def _inputs(self, name: str) -> int:
         module: Any = linear_map(self.modules[name])
         return int(module.weight.shape[0 if isinstance(module, Conv1D) else 1])
@@ -178,20 +171,26 @@ class Anatomy:
     def _layer(self, name: str) -> str | None:
         """The member of the innermost list round a module, but for lists of the sublayers of one layer (T5)."""
         parts = name.split(".")
-        inside = [end for end in range(len(parts), 0, -1) if isinstance(self._owner(parts, end), nn.ModuleList)]
+        ends = range(len(parts), 0, -1)
+        inside = [end for end in ends if isinstance(self.modules.get(".".join(parts[: end - 1])), nn.ModuleList)]
         for end in inside:
             kinds = [type(plain_module(member)) for member in self.modules[".".join(parts[: end - 1])].children()]
             if end == inside[-1] or not 1 < len(kinds) == len(set(kinds)):
                 return ".".join(parts[:end])
         return None
 
-    def _owner(self, parts: list[str], end: int) -> nn.Module | None:
-        return self.modules.get(".".join(parts[: end - 1]))
-
 
 def on_seam_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Qualified name to module, for every module whose forward looks its attention function up in the table."""
-    return {name: module for name, module in named_modules(model) if _uses_table(type(module))}
+    """Qualified name to module, for every module whose forward looks its attention function up in the table.
+
+    Attention over depth, whose keys are earlier blocks and not tokens (Inkling 2), is left out: see :func:`over_depth`.
+    """
+    return {name: module for name, module in named_modules(model) if _uses_table(type(module)) and _makes_keys(module)}
+
+
+def over_depth(model: nn.Module) -> list[str]:
+    """Qualified names of modules that attend over the model's blocks: they make no keys by maps of their own."""
+    return [name for name, module in named_modules(model) if _uses_table(type(module)) and not _makes_keys(module)]
 
 
 def off_seam_modules(model: nn.Module) -> list[str]:
@@ -212,6 +211,10 @@ def uses_returned(model: nn.Module) -> bool:
 
 def _uses_table(cls: type) -> bool:
     return "ALL_ATTENTION_FUNCTIONS" in _source(cls.forward) if hasattr(cls, "forward") else False
+
+
+def _makes_keys(module: nn.Module) -> bool:
+    return any(linear_map(child) is not None or isinstance(child, nn.Conv2d) for child in module.modules())
 
 
 def _has_own_attention(module: nn.Module) -> bool:

@@ -31,21 +31,12 @@ def of_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
         return tensor if tensor is None or tensor.shape[dim] == 1 else tensor.index_select(dim, index)
 
     return dataclasses.replace(
-        call,
-        queries=call.queries[:, index],
-        keys=call.keys[:, groups],
-        values=call.values[:, groups],
-        visible=OfHeads(call.visible, index),
-        bias=pick(call.bias),
-        sink_scores=pick(call.sink_scores),
-        null_value=pick(call.null_value, 0),
-        output_bias=pick(call.output_bias, 0),
-        gain=pick(call.gain),
-        head_outputs=pick(call.head_outputs, 2),
-        log_sum_exp=pick(call.log_sum_exp),
-        projection=None,
+        call, queries=call.queries[:, index], keys=call.keys[:, groups], values=call.values[:, groups],
+        visible=OfHeads(call.visible, index), bias=pick(call.bias), sink_scores=pick(call.sink_scores),
+        null_value=pick(call.null_value, 0), output_bias=pick(call.output_bias, 0), gain=pick(call.gain),
+        head_outputs=pick(call.head_outputs, 2), log_sum_exp=pick(call.log_sum_exp), projection=None,
         heads=tuple(call.head_numbers[head] for head in heads),
-    )
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -295,15 +286,12 @@ def _require_positions(edits: Sequence[Intervention]) -> None:
         positions = None if isinstance(place, str) else torch.as_tensor(place)
         # -1 in a tensor fills up the row of a sample that has fewer positions.
         negative = positions is not None and not isinstance(place, Tensor) and bool((positions < 0).any())
-        if positions is None or negative or (positions.numel() and _no_integers(positions)):
+        wrong = positions is None or positions.is_floating_point() or positions.dtype == torch.bool
+        if negative or (wrong and (positions is None or positions.numel())):
             raise ConfigurationError(
                 f"intervention {edit.name!r}: place {place!r} is no position; they count from 0, from the first token of "
                 "the document, and nothing is 'null'"
             )
-
-
-def _no_integers(values: Tensor) -> bool:
-    return values.is_floating_point() or values.dtype == torch.bool
 
 
 def _require_layers(edits: Sequence[HiddenIntervention], anatomy: Anatomy) -> None:

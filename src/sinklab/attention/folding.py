@@ -127,7 +127,9 @@ def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwar
         state.passing.sinks = None
         return
     positions = state.operation.positions  # type: ignore[attr-defined]
-    state.passing.sinks = starts if positions == (0,) else _shifted(starts, positions)
+    state.passing.sinks = torch.zeros_like(starts)
+    for position in positions:
+        state.passing.sinks[:, position:] |= starts[:, : starts.shape[1] - position]
     state.passing.first_only = mask is None and positions == (0,)
 
 
@@ -164,13 +166,6 @@ def _starts(
     return alone & first
 
 
-def _shifted(starts: Tensor, positions: Iterable[int]) -> Tensor:
-    sinks = torch.zeros_like(starts)
-    for position in positions:
-        sinks[:, position:] |= starts[:, : starts.shape[1] - position]
-    return sinks
-
-
 def _keep_queries(state: OperationState, source: Source, module: nn.Module, args: tuple[object, ...], output: Tensor) -> None:
     state.passing.unrotated = source.read(output, state.shape.num_heads, state.shape.head_dim)
 
@@ -199,14 +194,13 @@ class Hidden(Visibility):
     keys: Tensor  # boolean (batch, heads or 1, kv_len): true where hidden
     sinks: Tensor | None  # boolean (batch, q_len): queries of sinks; None where there are none
 
-    def unfolded(self) -> Visibility:
-        return Everything(self.keys.device)
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Of the keys."""
+        return self.keys.device
 
-    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
-        device = self.keys.device
-        return self.pairs(
-            torch.arange(query_start, query_stop, device=device), torch.arange(key_start, key_stop, device=device)
-        )
+    def unfolded(self) -> Visibility:
+        return Everything(self.device)
 
     def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
         seen = ~self.keys[:, :, None, keys]

@@ -180,7 +180,8 @@ class ModelHooks:
         self.now = Forward(early_masks=[record for record in self.early_masks if record.mask is not None])
         self.early_masks.clear()
         self.forwards += 1
-        if self.model.training and torch.is_grad_enabled() and _recomputes(self.model):
+        recomputes = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
+        if self.model.training and torch.is_grad_enabled() and recomputes:
             raise SessionError(
                 f"{self.anatomy.model_class} has gradient checkpointing on: its attention would be counted twice; call "
                 "model.gradient_checkpointing_disable() or measure under torch.no_grad()"
@@ -208,6 +209,7 @@ class ModelHooks:
             self.now.masks.clear()
             self.now.early_masks.clear()
             self.now.residuals.clear()
+            self.now.scored = None
             if silent and output is not None:
                 raise UnsupportedModelError(
                     f"{silent[0]} ({type(self.anatomy.attention[silent[0]]).__name__}) ran without calling the attention "
@@ -294,7 +296,3 @@ def _given(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, obj
     if name in kwargs or len(args) < 2:  # the first is what the model reads, and never a mask
         return kwargs.get(name)
     return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)).get(name)
-
-
-def _recomputes(model: nn.Module) -> bool:
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())

@@ -98,20 +98,14 @@ def read_mask(
     *,
     left_to_kernel: bool = False,
 ) -> tuple[Visibility, Tensor | None]:
-    """Rule of visibility and additive scores that a call's mask and keywords stand for.
+    """Rule of visibility over tensor indices, and additive scores ``(batch or 1, heads or 1, q_len, kv_len)`` or ``None``.
 
     Args:
         mask: as the function received it: boolean or additive 4-D, 2-D padding (flash), or ``None``. What an additive one
             adds is a bias down to :data:`HIDDEN_FROM`, where it begins to hide; less than that hides where it is one number
-            that is added or not, :data:`HIDING_STEP` or more (Swin's -100).
+            that is added or not, :data:`HIDING_STEP` or more (Swin's -100). Others (block masks) are refused.
         implementation: name of the backend; without a mask ``sdpa`` and ``flash`` follow ``is_causal``, eager sees everything.
         left_to_kernel: the mask function of this very call gave none; a function of another name follows ``is_causal`` then.
-
-    Returns:
-        The rule over tensor indices, and additive scores ``(batch or 1, heads or 1, q_len, kv_len)`` or ``None``.
-
-    Raises:
-        UnsupportedModelError: a mask of a kind that cannot be read (FlexAttention's block mask).
     """
     bias: Tensor | None = None
     rule: Visibility = Everything(device)

@@ -199,14 +199,9 @@ def keys_at(call: AttentionCall, place: Place) -> Tensor:
 
 
 def tokens_at(positions: Tensor, place: Place, where: str) -> Tensor:
-    """Boolean ``(batch, length)``: which tokens stand at some positions.
+    """Boolean ``(batch, length)``: which tokens, at int64 ``positions`` ``(batch, length)``, stand at a place.
 
-    Args:
-        positions: int64 ``(batch, length)`` of the tokens, -1 for padding.
-        where: what a message begins with.
-
-    Raises:
-        ConfigurationError: a place by sample for another number of samples.
+    A place by sample for another number of samples is refused; ``where`` is what the message begins with.
     """
     chosen = torch.as_tensor(place, dtype=torch.int64, device=positions.device)
     if chosen.ndim < 2:

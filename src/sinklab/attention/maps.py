@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -32,13 +32,10 @@ class AttentionMaps(Probe):
         tiles: most rows and columns of a map; a shorter sequence has one tile per token.
         length: of the longest side of a sample, which all tiles are made for; that of each call by default.
 
-    Raises:
-        ConfigurationError: no whole numbers, or no tile.
-
     Attributes:
-        ids: of the tokens that are the keys of self-attention, int64 ``(samples, keys)``, -1 for padding, by part of the model
-            (``""`` but for an encoder–decoder); empty where the model was given no ids. -1 for learned tokens in front, too.
-        front: how many of these there are, before all others.
+        ids: of the tokens that are the keys of self-attention, int64 ``(samples, keys)``, by part of the model (``""`` but for
+            an encoder–decoder), -1 for padding and learned tokens in front; empty where the model was given no ids.
+        front: how many of these learned tokens there are, before all others.
         lengths: of the longer side of the calls that were seen.
     """
 
@@ -104,16 +101,6 @@ class AttentionMaps(Probe):
             kept["null"] = (statistics.null_mass * counted).sum(-1) / counted.sum(-1).clamp_min(1)
         for name, values in kept.items():
             self._columns[name][call.site.module] = values.float().cpu()
-
-    def merge(self, other: Self) -> None:
-        """Samples of the other one below ours."""
-        kept = [(self._columns[name], other._columns[name]) for name in self._columns]
-        for own, added in ((self._weights, other._weights), (self._scores, other._scores), *kept):
-            for module, maps in added.items():
-                own[module] = torch.cat((own[module], maps)) if module in own else maps
-        self.front = max(self.front, other.front)
-        for part, ids in other.ids.items():
-            self.ids[part] = torch.cat((self.ids[part], ids)) if part in self.ids else ids
 
     def rows(self) -> Iterator[Row]:
         """No rows: maps are not numbers of the table; see :meth:`arrays`."""

@@ -79,6 +79,11 @@ class Operation(abc.ABC):
     needs_layer_input: ClassVar[bool] = False
     folds: ClassVar[bool] = False
 
+    def require(self, holds: bool, why: str) -> None:
+        """Refuse settings of which something does not hold, with a :class:`ConfigurationError`."""
+        if not holds:
+            raise ConfigurationError(f"operation {self.name!r}: {why}")
+
     # --- what the attention module is given -------------------------------------------------------------------------------
 
     def parameters(self, shape: HeadShape) -> dict[str, Tensor]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, Self, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.attention.call import AttentionCall, LayerOutput, Part, Site, Statistics
-from sinklab.errors import ConfigurationError, ContractError
+from sinklab.errors import ContractError
 from sinklab.results.metric import Coordinates, Metric, Row
 
 NEEDS: dict[str, str] = {
@@ -34,8 +34,8 @@ NEEDS: dict[str, str] = {
 class Probe(abc.ABC):
     """Accumulates over calls. State grows with layers, heads and positions, never with the square of the length.
 
-    A probe overrides :meth:`update` or :meth:`update_layer` (or both), :meth:`merge` and :meth:`rows`. Feeding two halves of
-    the samples to two probes and merging them must give the rows of one probe that saw all of them.
+    A probe overrides :meth:`update` or :meth:`update_layer` (or both), and :meth:`rows`. Its rows do not depend on the order
+    and the batches in which the samples come.
     """
 
     name: ClassVar[str]
@@ -50,31 +50,19 @@ class Probe(abc.ABC):
         """Take in hidden states; called only when ``needs`` names what it is called with."""
 
     @abc.abstractmethod
-    def merge(self, other: Self) -> None:
-        """Add what another probe of the same class and parameters has seen."""
-
-    @abc.abstractmethod
     def rows(self) -> Iterator[Row]:
         """Rows of the long table: ``metric`` (one of ``metrics``), ``value``, ``count`` and those of ``module, layer, head,
-        query_position, key_position`` that apply. ``count`` is the number of observations behind a mean, so that means can be
-        merged.
+        query_position, key_position`` that apply. ``count`` is the number of observations behind a mean, so that tables
+        can be merged.
 
         Many rows may come as one, with one-dimensional numpy arrays of one length in place of some values.
         """
 
 
 class Watcher(Probe):
-    """A probe that a function keeps for itself: it is read where it was made, has no rows, and is never merged."""
+    """A probe that a function keeps for itself: it is read where it was made and has no rows."""
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
-
-    def merge(self, other: Self) -> None:
-        """Refused: whoever made it shows it everything.
-
-        Raises:
-            ContractError: always.
-        """
-        raise ContractError(f"{self.name} is read where it was made and cannot be merged")
 
     def rows(self) -> Iterator[Row]:
         """None."""
@@ -100,9 +88,6 @@ class OfPart(Probe):
     def update_layer(self, output: LayerOutput) -> None:
         if output.site.part == self.part:
             self.probe.update_layer(output)
-
-    def merge(self, other: Self) -> None:
-        self.probe.merge(other.probe)
 
     def rows(self) -> Iterator[Row]:
         return self.probe.rows()
@@ -162,11 +147,6 @@ class Means:
         else:
             known.add(fresh)
 
-    def merge(self, other: Means) -> None:
-        """Add all that another one holds."""
-        for (metric, _, _), cell in other._cells.items():
-            self.add(metric, cell.site, cell.sums, cell.counts, cell.own_divisors)
-
     def cells(self, metric: Metric) -> Iterator[tuple[Site, Tensor, Tensor]]:
         """Site, sums and counts of one metric, module by module."""
         for (other, _, _), cell in self._cells.items():
@@ -196,14 +176,11 @@ class Means:
 
 
 def by_head(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over the counted queries, and how many they are.
+    """Sum over the counted queries, and how many they are: float64 ``(heads,)`` twice, on the CPU.
 
     Args:
         values: ``(batch, heads, q_len)``; what is not counted may be anything, also not a number.
         counted: boolean, broadcastable to ``values``.
-
-    Returns:
-        float64 ``(heads,)`` twice, on the CPU.
     """
     counted = counted.cpu().expand(values.shape)
     return _wide(values).masked_fill(~counted, 0.0).sum((0, 2)), counted.sum((0, 2)).double()
@@ -226,20 +203,6 @@ def filled(statistics: Statistics, *names: str) -> list[Tensor]:
     if missing:
         raise ContractError(f"a probe was shown a call without {', '.join(missing)}; give it what its needs name")
     return [getattr(statistics, name) for name in names]
-
-
-def require_same(mine: object, other: object, *parameters: str) -> None:
-    """Refuse to merge two probes that measure different things.
-
-    Raises:
-        ConfigurationError: another class, or another value of a parameter.
-    """
-    if type(mine) is not type(other):
-        raise ConfigurationError(f"a {type(mine).__name__} cannot merge a {type(other).__name__}")
-    for name in parameters:
-        here, there = getattr(mine, name), getattr(other, name)
-        if here != there:
-            raise ConfigurationError(f"two {type(mine).__name__} with {name} {here} and {there} measure different things")
 
 
 def _wide(values: Tensor) -> Tensor:

@@ -105,22 +105,12 @@ def given_call(
     real = keys.positions >= 0
     visible = rule if bool(real.all()) else Keys(real) if isinstance(rule, Everything) else rule & Keys(real)
     return GivenCall(
-        site=site,
-        queries=unknown.expand(batch, heads, q_len, 1),
-        keys=unknown.expand(batch, heads, kv_len, 1),
-        values=unknown.expand(batch, heads, kv_len, 1),
-        scaling=1.0,
-        visible=visible,
-        operation=GivenWeights(sums=row_sums),
-        query_positions=queries.positions,
-        key_positions=keys.positions,
-        query_documents=queries.documents,
-        key_documents=keys.documents,
-        sink_scores=unknown.expand(1, heads, 1) if row_sums == "null_mass" else None,
-        key_tokens=key_tokens,
-        cached_keys=cached_keys,
-        given=weights,
-    )
+        site=site, queries=unknown.expand(batch, heads, q_len, 1), keys=unknown.expand(batch, heads, kv_len, 1),
+        values=unknown.expand(batch, heads, kv_len, 1), scaling=1.0, visible=visible, operation=GivenWeights(sums=row_sums),
+        query_positions=queries.positions, key_positions=keys.positions, query_documents=queries.documents,
+        key_documents=keys.documents, sink_scores=unknown.expand(1, heads, 1) if row_sums == "null_mass" else None,
+        key_tokens=key_tokens, cached_keys=cached_keys, given=weights,
+    )  # fmt: skip
 
 
 FaultKind: TypeAlias = Literal["number", "negative", "hidden", "future", "sum"]
@@ -248,11 +238,10 @@ def attend_returned(model: nn.Module, probes: Sequence[Probe] = ()) -> Iterator[
     """Show ``probes`` the attention weights that ``model`` returns when it is asked for them, until the block ends.
 
     For models that :func:`~sinklab.attention.session.attend` refuses because none of their attention goes through the attention
-    interface; of others it gives the numbers that ``attend`` gives, as far as weights do. The model is asked with
-    ``output_attentions=True``, and its output reaches the caller without them. What is proved of every forward: a tensor of
-    weights for each attention module that ran, over all keys; rows that sum to one; nothing for padding, and nothing for later
-    keys if the model is causal; some weight as far away as the rule of visibility allows, so that no window is missed. That
-    these weights made the output is the model's word.
+    interface. The model is asked with ``output_attentions=True``, and its output reaches the caller without them. What is
+    proved of every forward: a tensor of weights for each attention module that ran, over all keys; rows that sum to one;
+    nothing for padding, and nothing for later keys if the model is causal; some weight as far away as the rule of visibility
+    allows, so that no window is missed. That these weights made the output is the model's word.
 
     Memory is what the weights of all layers take (:func:`bytes_of_weights`), quadratic in the length.
 
@@ -260,12 +249,8 @@ def attend_returned(model: nn.Module, probes: Sequence[Probe] = ()) -> Iterator[
         model: of transformers, with one stack of layers, its implementation being ``eager``.
         probes: what to measure; those that read scores, queries, keys, values or outputs of heads and attention are refused.
 
-    Yields:
-        The session, with ``tier`` set; its table has it in the column of that name.
-
     Raises:
-        UnsupportedModelError: a model of another kind, or one that returns no weights or weights of another shape; a probe that
-            reads what weights do not give.
+        UnsupportedModelError: another model, weights of another shape or none, or a probe that reads more than weights.
         MeasurementError: weights that cannot be those of the attention that the model is said to have.
         ConfigurationError: weights that need more memory than the machine has.
         SessionError: as for :func:`~sinklab.attention.session.attend`.
@@ -313,10 +298,6 @@ class ReturnedSession(Session):
         self._ran: list[str] = []
         self._wanted = False
         self._known: dict[str, Site] = {}
-
-    @property
-    def _name(self) -> str:
-        return self._anatomy.model_class
 
     def _dissected(self, model: nn.Module) -> Anatomy:
         modules = dict(named_modules(model))
@@ -458,9 +439,6 @@ class ReturnedSession(Session):
 
     def _show(self, call: GivenCall) -> None:
         self._operations.add(call.operation)
-        if not self.probes:
-            return
-        statistics = column_statistics(call, self._statistics_needs) if self._statistics_needs else Statistics()
-        for probe in self.probes:
-            if type(probe).update is not Probe.update:
-                probe.update(call, statistics)
+        if self.probes:
+            needs = self._statistics_needs
+            self._show_call(call, column_statistics(call, needs) if needs else Statistics())

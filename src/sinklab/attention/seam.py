@@ -77,20 +77,14 @@ def implementation_name(operation: str) -> str:
 
 
 def register_operation(operation: Operation) -> str:
-    """Make an operation available to every transformers model, under one name for the function and its mask.
+    """Make an operation available to every transformers model, as ``sinklab_<operation>``, for function and mask; that name.
 
-    The mask function is registered together with the attention function because transformers hands a function without one no
-    mask at all, and causality is silently gone.
+    The mask function is registered too because transformers hands a function without one no mask at all, and causality is
+    silently gone. Parameters of the instance serve modules that do not carry their own in ``module.operation``.
 
     Soft cap, position bias and attention dropout of the host model keep their meaning. A model with learned sink logits, or
     with a keyword that is not in :data:`~sinklab.attention.host_arguments.KEYWORDS`, raises :class:`UnsupportedModelError`
     when it runs.
-
-    Args:
-        operation: instance whose parameters serve modules that do not carry their own in ``module.operation``.
-
-    Returns:
-        The name, ``sinklab_<operation>``.
     """
     default = operation
     name = implementation_name(operation.name)
@@ -130,17 +124,11 @@ def register_operation(operation: Operation) -> str:
         elif attention_mask.shape[-1] > key.shape[2]:
             visible = attention_mask[..., : key.shape[2]]
         inputs = Inputs(
-            queries=query,
-            keys=key,
-            values=value,
-            visible=visible,
-            causal=causal,
-            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-            state=state_of(module, chosen, layer_input),
-            softcap=keywords.get("softcap"),
-            bias=None if bias is None else bias[..., : key.shape[2]],
+            queries=query, keys=key, values=value, visible=visible, causal=causal,
+            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling, state=state_of(module, chosen, layer_input),
+            softcap=keywords.get("softcap"), bias=None if bias is None else bias[..., : key.shape[2]],
             dropout=dropout if module.training else 0.0,
-        )
+        )  # fmt: skip
         path = getattr(module, "attention_path", "auto")
         wanted = bool(keywords.get("output_attentions")) or _weights_are_collected()
         if chosen.folds:

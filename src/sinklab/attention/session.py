@@ -27,6 +27,7 @@ from sinklab.attention.statistics.columns import LogSumExpCapture, column_statis
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
 from sinklab.results.blocks import counted, front_names
+from sinklab.results.progress import warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,10 +61,8 @@ def attend(
         The session; :meth:`Session.table` has the results, also after the block.
 
     Raises:
-        UnsupportedModelError: no attention module of the model can be seen, one ran without being seen, or one received
-            something that sinklab does not know.
-        SessionError: a session on the same model is already active, the model did not run at all, gradients are being
-            recomputed, or interventions are asked of a model that records gradients.
+        UnsupportedModelError: attention that cannot be seen, or that received something that sinklab does not know.
+        SessionError: another session on the model, a model that did not run, gradients that are recomputed or wanted of edits.
         ConfigurationError: an intervention of a layer, module or head that the model has not, or of a module that did not run.
         MeasurementError: ``verify`` found a call that cannot be accounted for.
     """
@@ -103,22 +102,23 @@ class Session:
         self.off_seam = off_seam_modules(model)
         self.checks = {"calls_verified": 0, "rows_verified": 0, "largest_error": 0.0}
         self._anatomy = self._dissected(model)
+        self._name = self._anatomy.model_class
         if not self._anatomy.attention and not self.off_seam:
             raise UnsupportedModelError(
-                f"{self._anatomy.model_class} has no attention that could be measured: no module calls the attention "
+                f"{self._name} has no attention that could be measured: no module calls the attention "
                 "interface of transformers, and none looks like attention in its own code. Models of state spaces and "
                 "recurrences (Mamba, RWKV) have none"
             )
         if not self._anatomy.attention:
             where = f" ({self.off_seam[0]} and {len(self.off_seam) - 1} more)" if len(self.off_seam) > 1 else ""
             raise UnsupportedModelError(
-                f"{self._anatomy.model_class} computes attention in its own code{where}, not through the attention interface "
+                f"{self._name} computes attention in its own code{where}, not through the attention interface "
                 "of transformers, so no call can be seen or edited. If a newer version of transformers has the family on the "
                 "interface, use that version; `measure`, `audit` and attend_returned() work from the weights that it returns"
             )
         if not has_all_heads(model):
             raise UnsupportedModelError(
-                f"{self._anatomy.model_class} is tensor-parallel: other processes have some of its heads, of which nothing "
+                f"{self._name} is tensor-parallel: other processes have some of its heads, of which nothing "
                 "would be seen. Load it in one process, with `device_map` if it is large"
             )
         self._editing = Editing(self.interventions, self._anatomy)
@@ -126,15 +126,11 @@ class Session:
         self._statistics_needs = self._needs & STATISTICS_NEEDS
         self._longest = 0
         self._operations: set[Operation] = set()
+        self._noted: set[str] = set()
         self._hooks = ModelHooks(
-            model,
-            self._anatomy,
-            self._editing,
-            self._needs,
-            self._active,
-            self._show_layer,
+            model, self._anatomy, self._editing, self._needs, self._active, self._show_layer,
             asked=bool(self.probes or self.interventions),
-        )
+        )  # fmt: skip
         self.sites = self._hooks.sites
 
     def _dissected(self, model: nn.Module) -> Anatomy:
@@ -146,12 +142,8 @@ class Session:
     def table(self, **constants: object) -> pd.DataFrame:
         """Rows of all probes as a pandas table in the long schema (:data:`sinklab.results.table.COLUMNS`).
 
-        Args:
-            constants: columns that are the same for all rows, such as ``run_id``; in place of what the session says of model,
-                operation and interventions where these are among them.
-
-        Raises:
-            SessionError: two probes of one name, whose rows could not be told apart.
+        ``constants`` are columns that are the same for all rows, such as ``run_id``, also in place of what the session says of
+        model, operation and interventions. Two probes of one name are a :class:`SessionError`: rows have no more.
         """
         known = {
             "model": self._model_name,
@@ -176,9 +168,6 @@ class Session:
             tokenizer: turns the ids that the model was given back into text; ids are shown without.
             threshold: mean weight from which a position is named a sink.
             about: what the model was shown, where that is more than token ids.
-
-        Raises:
-            InputError: no probe of the session gives a number per head.
         """
         import pyarrow as pa
 
@@ -221,7 +210,7 @@ class Session:
         probes = ", ".join(probe.name for probe in self.probes) or "none"
         seen = f"{counted(len(self.sites), 'module')} seen, {counted(self.calls.total(), 'call')}"
         edits = f", interventions: {', '.join(edit.name for edit in self.interventions)}" if self.interventions else ""
-        return f"Session({self._anatomy.model_class}, {seen}, probes: {probes}{edits})"
+        return f"Session({self._name}, {seen}, probes: {probes}{edits})"
 
     @property
     def normalized(self) -> bool:
@@ -235,16 +224,14 @@ class Session:
 
     @property
     def _model_name(self) -> str:
-        return getattr(getattr(self.model, "config", None), "name_or_path", "") or self._anatomy.model_class
+        return getattr(getattr(self.model, "config", None), "name_or_path", "") or self._name
 
     # --- life ---
 
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
         if any(other.owns(module) for other in seam.active_observers() for module in self._anatomy.attention.values()):
-            raise SessionError(
-                f"a session on this {self._anatomy.model_class} is already active; pass all probes to one attend()"
-            )
+            raise SessionError(f"a session on this {self._name} is already active; pass all probes to one attend()")
         with contextlib.ExitStack() as stack:
             for handle in self._hooks.register():
                 stack.callback(handle.remove)
@@ -253,12 +240,12 @@ class Session:
             yield
         if not self.calls and not self._hooks.forwards:
             raise SessionError(
-                f"{self._anatomy.model_class} did not run while its session was open, so there is nothing to report; run this "
+                f"{self._name} did not run while its session was open, so there is nothing to report; run this "
                 "very model (not a copy, and in the same thread, which generate_batch() does not) inside the with block"
             )
         if not self.calls:
             raise UnsupportedModelError(
-                f"{self._anatomy.model_class} ran {self._hooks.forwards} times and no attention call was seen; it uses a table "
+                f"{self._name} ran {self._hooks.forwards} times and no attention call was seen; it uses a table "
                 "or a path of its own. Try attn_implementation='sdpa' or 'eager'"
             )
         self._editing.check_used(self.sites, self._longest)
@@ -283,15 +270,9 @@ class Session:
         self._hooks.on_mask(record)
 
     def on_attention(
-        self,
-        native: seam.Native,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: object = None,
+        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None,
         **kwargs: Unpack[host_arguments.Keywords],
-    ) -> seam.Attended:
+    ) -> seam.Attended:  # fmt: skip
         """Run the model's own function, then reduce what it did to statistics and show them to the probes."""
         name = self._anatomy.names[id(module)]
         _require_numbers(name, query)
@@ -334,15 +315,27 @@ class Session:
                 call, weights = edited
                 assert call.head_outputs is not None  # the edited ones
                 result = (call.head_outputs.reshape(result[0].shape), weights, *result[2:])
-            if self.probes:
+            scored, self._hooks.now.scored = self._hooks.now.scored, (query, key)
+            if scored is not None and scored[0] is query and scored[1] is key:
+                # DiffLlama: the same weights, of other values. Half of its heads are subtracted from the others behind them.
+                self._note_once(
+                    f"{type(module).__name__} uses the weights of its heads twice, and may subtract some heads from others; "
+                    "each head is counted once and by itself"
+                )
+            elif self.probes:
                 needs = self._statistics_needs
                 statistics = column_statistics(call, needs) if needs else Statistics()
+                if self.verify:
+                    verify_statistics(call, statistics)
                 self._show_call(call, statistics)
         return result
 
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            warn(text)
+
     def _show_call(self, call: AttentionCall, statistics: Statistics) -> None:
-        if self.verify:
-            verify_statistics(call, statistics)
         for probe in self.probes:
             if type(probe).update is not Probe.update:
                 probe.update(call, statistics)

@@ -18,24 +18,17 @@ ROWS = 4
 
 
 def verify_call(call: AttentionCall) -> tuple[int, float]:
-    """Recompute some rows of ``call.head_outputs`` by the plain definition and compare.
+    """Recompute rows of ``call.head_outputs`` by the plain definition: how many, and the largest error, of what is allowed.
 
     Scores, cap, bias, mask, sink logits, scaling, operation and gate all enter the recomputation, so a keyword that was
-    misread, a mask that was lost or a gain applied behind the function's back shows here.
+    misread, a mask that was lost or a gain applied behind the function's back is a :class:`MeasurementError`.
 
     The allowed error is what rounding allows. Weights are exponentials of scores, so an error of ``eps · |score|`` in the score
     is the same relative error of the weight, and a head output is a weighted mean of values. A sum of n terms, one by one, is
     off by at most ``n · eps / 2`` times the sum of their sizes (Higham 2002, §4.2), and is that far off by a constant factor
     where the terms are alike, as under even attention to one token repeated. A row has two such sums, of its exponentials and
-    of weights times values, and is computed twice, by the model and here: ``2 · n · eps · Σ |weight · value|`` together, with
-    the eps of float32, in which sums are held whatever comes in. Kernels that sum in blocks need a part of it; a product of
-    one row with a matrix, as here and in decoding, needs a ninth.
-
-    Returns:
-        Number of rows compared, and the largest error in units of what is allowed (at most 1).
-
-    Raises:
-        MeasurementError: a row differs by more than rounding explains, or is not of numbers.
+    of weights times values, and is computed twice: ``2 · n · eps · Σ |weight · value|`` together, with the eps of float32, in
+    which sums are held. Kernels that sum in blocks need a part of it; a product of one row with a matrix needs a ninth.
     """
     if call.head_outputs is None:
         raise MeasurementError(f"{call.site.module}: the attention function returned no outputs to verify against")
@@ -116,7 +109,7 @@ def verify_statistics(call: AttentionCall, statistics: Statistics) -> None:
     if statistics.column_sum is None:
         return
     received = statistics.column_sum.double()
-    on_padding = received.masked_fill((call.key_positions >= 0)[:, None], 0.0).abs().amax()
+    on_padding = received.masked_fill((call.key_documents >= 0)[:, None], 0.0).abs().amax()
     if on_padding > 0:
         raise MeasurementError(
             f"{call.site.module}: padding received attention ({float(on_padding):.3g}); its mask was misread"

@@ -45,9 +45,12 @@ class Band:
 class Visibility(abc.ABC):
     """A rule that says for each query and key whether the key is visible."""
 
-    @abc.abstractmethod
+    device: torch.device | str
+
     def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
         """Boolean ``(batch or 1, heads or 1, query_stop - query_start, key_stop - key_start)``; true where visible."""
+        keys = torch.arange(key_start, key_stop, device=self.device)
+        return self.pairs(torch.arange(query_start, query_stop, device=self.device), keys)
 
     @abc.abstractmethod
     def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -78,11 +81,8 @@ class Everything(Visibility):
 
     device: torch.device | str = "cpu"
 
-    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
-        return torch.ones(1, 1, query_stop - query_start, key_stop - key_start, dtype=torch.bool, device=self.device)
-
     def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return self.block(0, len(queries), 0, len(keys))
+        return torch.ones(1, 1, len(queries), len(keys), dtype=torch.bool, device=self.device)
 
     def state(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> TileState:
         return "all"
@@ -97,10 +97,6 @@ class Causal(Visibility):
 
     offset: int = 0
     device: torch.device | str = "cpu"
-
-    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
-        queries = torch.arange(query_start + self.offset, query_stop + self.offset, device=self.device)
-        return (torch.arange(key_start, key_stop, device=self.device) <= queries[:, None])[None, None]
 
     def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
         return (keys <= queries[:, None] + self.offset)[None, None]
@@ -121,11 +117,6 @@ class Window(Visibility):
     size: int
     offset: int = 0
     device: torch.device | str = "cpu"
-
-    def block(self, query_start: int, query_stop: int, key_start: int, key_stop: int) -> Tensor:
-        behind = self.offset - self.size
-        queries = torch.arange(query_start + behind, query_stop + behind, device=self.device)
-        return (torch.arange(key_start, key_stop, device=self.device) > queries[:, None])[None, None]
 
     def pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
         return (keys > queries[:, None] + (self.offset - self.size))[None, None]

@@ -7,13 +7,8 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from sinklab.configuration import with_overrides
+from sinklab.configuration import read_yaml, with_overrides
 from sinklab.errors import ConfigurationError, SinklabError
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.tokenizer import hash_key
@@ -108,7 +103,7 @@ def make_cells(
 def _cell(config: PretrainingConfig, settings: dict[str, object], seed: int | None, changes: Sequence[str]) -> Cell:
     """One combination of settings with one seed."""
     name = _cell_name(settings, seed)
-    overrides = [*changes, *(item for path, value in settings.items() for item in _overrides(path, value))]
+    overrides = [*changes, *(f"{path}={_text(value)}" for path, value in settings.items())]
     overrides += [] if seed is None else [f"training.seed={seed}", f"data.seed={seed}"]
     try:
         return Cell(name, settings, with_overrides(config, overrides))
@@ -124,11 +119,9 @@ def parse_grid(items: Sequence[str]) -> dict[str, list[object]]:
         if not equals or not text.strip():
             raise ConfigurationError(f"`grid` {item!r}: expected path=value,value,…, such as optimizer.learning_rate=1e-3,4e-3")
         try:
-            listed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"values=[{text}]"]), resolve=True)
-        except (OmegaConfBaseException, YAMLError) as error:
-            problem = " ".join(str(error).split())
-            raise ConfigurationError(f"`grid` {item!r}: the values are no list in YAML, a,b,…: {problem}") from None
-        values = listed["values"]
+            values = read_yaml(f"[{text}]")
+        except ValueError:
+            raise ConfigurationError(f"`grid` {item!r}: the values are no list in YAML, a,b,…") from None
         path = field_path(name, values)
         if path in grid:
             raise ConfigurationError(f"`grid` names {path} twice; give all of its values at once: {path}=value,value,…")
@@ -153,13 +146,6 @@ def short_label(path: str) -> str:
 
 def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
-
-
-def _overrides(path: str, value: object) -> list[str]:
-    """One setting as ``path=value``; the entries of a dictionary one by one, so that another name drops its old settings."""
-    if isinstance(value, dict):
-        return [item for key, inner in value.items() for item in _overrides(f"{path}.{key}", inner)]
-    return [f"{path}={_text(value)}"]
 
 
 def _cell_name(settings: Mapping[str, object], seed: int | None) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -34,7 +33,6 @@ from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
 from sinklab.models.checkpoint import first_line, weight_files
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.models.quiet import without_bars
-from sinklab.models.tokenizer import load_tokenizer
 from sinklab.registry import operations
 from sinklab.results.progress import warn
 
@@ -82,11 +80,9 @@ def attach(
             ``dummy_inputs`` by default, which are token ids: models of pictures or of sound need an example.
 
     Raises:
-        InputError: what ``load_model`` gave, a name or a module of another library in place of the model.
-        UnsupportedModelError: no attention module on the seam, learned sink logits of its own, or an operation that needs the
-            model's help (a sink token).
-        ConfigurationError: a :class:`~sinklab.models.language_model.SinkLM`, whose operation is a field of its config; or a
-            second operation on top of one that is attached.
+        InputError: what is no model of transformers.
+        UnsupportedModelError: no attention module on the seam, learned sink logits of its own, or a sink token.
+        ConfigurationError: a SinkLM, whose operation is a field of its config, or a second operation on top of another.
     """
     given, model = model, transformers_model(model)
     if isinstance(model.config, SinkLMConfig):
@@ -175,15 +171,12 @@ def save_model(
 
     Args:
         model: or what :func:`sinklab.load_model` gave, whose tokenizer is then saved too.
-        folder: of the checkpoint.
-        tokenizer: saved beside the model; by default its own: that of the directory, or of the copy of a hub repository on this
-            machine, that the model was loaded from. A model made in memory has none.
+        folder: of the checkpoint; a file there is an :class:`InputError`.
+        tokenizer: saved beside the model.
 
     Raises:
-        InputError: what is no model of transformers, or a file in place of the directory.
-        ConfigurationError: adapters of PEFT are in the model; or the model, or a part of it, runs an
-            operation that its config does not carry: by name alone, or attached to the part (the text tower of CLIP). It would
-            come back as softmax.
+        ConfigurationError: adapters of PEFT are in the model; or it, or a part of it, runs an operation that its config does
+            not carry: by name alone, or attached to the part (the text tower of CLIP). It would come back as softmax.
     """
     if isinstance(model, nn.Module):
         model = unwrapped(model)
@@ -204,7 +197,6 @@ def save_model(
     _require_recorded(model)
     if Path(folder).is_file():  # which transformers says in a log, and saves nothing
         raise InputError(f"{folder} is a file; give the directory that the checkpoint goes to")
-    tokenizer = tokenizer or _own_tokenizer(model)  # before the model is written: it may be written to where it came from
     with bare_parts(model), without_bars():
         model.save_pretrained(folder)
     if tokenizer is not None:
@@ -231,23 +223,6 @@ def _require_recorded(model: PreTrainedModel) -> None:
                 f"this {type(model).__name__} runs {implementation!r}{of} by name alone, which a checkpoint does not keep; "
                 "use sinklab.attach(model, operation)"
             )
-
-
-def _own_tokenizer(model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of the checkpoint that a model was loaded from; nothing is downloaded."""
-    name = model.name_or_path
-    if not name:
-        return None
-    folder = Path(name)
-    if not folder.is_dir():
-        try:
-            cached = try_to_load_from_cache(name, "tokenizer_config.json")
-        except ValueError:  # no name that a repository can have
-            return None
-        if not isinstance(cached, str):
-            return None
-        folder = Path(cached).parent
-    return load_tokenizer(folder, name, False)
 
 
 def restore(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
@@ -356,15 +331,9 @@ class _Shapes(seam.Observer):
         return id(module) in self.names
 
     def on_attention(
-        self,
-        native: seam.Native,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *args: object,
+        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: object,
         **kwargs: Unpack[host_arguments.Keywords],
-    ) -> seam.Attended:
+    ) -> seam.Attended:  # fmt: skip
         name = self.names[id(module)]
         if host_arguments.read_sink_scores(kwargs) is not None:
             raise UnsupportedModelError(
@@ -408,14 +377,10 @@ class _Shapes(seam.Observer):
 
 
 def head_shapes(model: PreTrainedModel, example: Mapping[str, Tensor] | None, *, sources: bool = False) -> dict[str, HeadShape]:
-    """Shapes of the heads of every attention module, from one forward pass over an example.
+    """Shapes of the heads of every attention module, from one forward pass over an example or the model's own dummy inputs.
 
-    Args:
-        sources: find out, too, which parts of the modules make queries and keys.
-
-    Raises:
-        UnsupportedModelError: modules that are not on the seam, do not run, or make queries and keys in no part of their own.
-        ConfigurationError: the model does not run on its own dummy inputs.
+    Modules that are not on the seam, do not run, or, where ``sources`` asks for the parts that make queries and keys, make them
+    in no part of their own, are an :class:`UnsupportedModelError`.
     """
     modules = on_seam_modules(model)
     if not modules and not off_seam_modules(model):

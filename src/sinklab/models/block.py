@@ -38,15 +38,7 @@ class SinkLMConfig(PreTrainedConfig):
 
     Its ``prefix`` is ``prefix_length`` here, and taken under either name. ``head_dim`` and ``num_key_value_heads`` are
     resolved. The operation and the position scheme are saved with the checkpoint, because transformers does not save the name
-    of an attention implementation.
-
-    Args:
-        fields: those of the architecture, and those that every config of transformers takes.
-
-    Raises:
-        ConfigurationError: an unknown field (did you mean …?), a value that a field does not take, or fields that cannot go
-            together.
-        UnknownNameError: no operation or position scheme of that name.
+    of an attention implementation. Unknown fields, and values that a field does not take, are a :class:`ConfigurationError`.
     """
 
     model_type = "sinklm"

@@ -167,10 +167,9 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
     Args:
         seq_len: tokens of a sample of text, frames of one of sound; a model of pictures has as many positions as it has.
         samples: how many.
-        bos: put the beginning-of-sequence token in front.
+        bos: put the beginning-of-sequence token in front; a model without one is a :class:`ConfigurationError`.
 
     Raises:
-        ConfigurationError: ``bos`` asked of a model without such a token, or lengths below 2.
         InputError: the corpus holds fewer samples than asked for, or nothing that the model reads.
     """
     kind = kind_of(loaded.model)

@@ -22,11 +22,6 @@ TRAINED = "final"
 """Folder of the finished checkpoint in that of a training."""
 
 
-def embedded_called(operation: str, seed: int) -> str:
-    """Name of the training of an operation from a seed: ``embedded:softmax`` from 0, ``embedded:softmax-1`` from 1."""
-    return f"{PREFIX}{operation}-{seed}" if seed else f"{PREFIX}{operation}"
-
-
 def embedded_names() -> list[str]:
     """Names of those in the package as a user writes them, such as ``embedded:softmax``; sorted."""
     return sorted(PREFIX + path.parent.name for path in FOLDER.glob("*/config.json"))

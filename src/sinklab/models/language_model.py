@@ -158,7 +158,7 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         """Logits ``(batch, seq_len, vocab_size)`` and, with ``labels``, the mean next-token loss in nats.
 
         Learned tokens that the operation puts in front are neither in the arguments nor in the logits; hidden states,
-        attentions and the cache have them first.
+        attentions, the cache and masks of four dimensions have them first.
 
         Args:
             input_ids: ``(batch, seq_len)``; or ``inputs_embeds`` of ``(batch, seq_len, hidden_size)``.
@@ -171,10 +171,6 @@ class SinkLM(PreTrainedModel, GenerationMixin):
             logits_to_keep: only the last so many positions get logits, 0 means all; or their indices.
             kwargs: ``num_items_in_batch`` makes the loss the sum over targets divided by it; others go to the attention
                 function.
-
-        Raises:
-            ConfigurationError: arguments that cannot go together, or weights asked for from an attention that keeps none.
-            InputError: no tokens.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ConfigurationError("give exactly one of input_ids and inputs_embeds")
@@ -190,13 +186,9 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         if use_cache and cache is None:
             cache = DynamicCache(config=self.config)
         layout = lay_out(
-            tokens=hidden_states.shape[1],
-            front=self.tokens_in_front,
-            cache=cache,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            device=hidden_states.device,
-        )
+            tokens=hidden_states.shape[1], front=self.tokens_in_front, cache=cache, attention_mask=attention_mask,
+            position_ids=position_ids, device=hidden_states.device,
+        )  # fmt: skip
         added = layout.length - hidden_states.shape[1]
         if added:
             front = self.front_tokens.weight.to(hidden_states.dtype)
@@ -249,14 +241,9 @@ class SinkLM(PreTrainedModel, GenerationMixin):
         """The mask, and the bias of the scores where the attention function takes it beside the mask."""
         own = self.config._attn_implementation.startswith(implementation_name(""))
         mask = make_mask(
-            self.config,
-            hidden_states,
-            layout,
-            cache,
-            window=self.config.window,
-            prefix=self.config.prefix_length,
+            self.config, hidden_states, layout, cache, window=self.config.window, prefix=self.config.prefix_length,
             explicit=self.position.biased and not own,
-        )
+        )  # fmt: skip
         if not self.position.biased:
             return mask, None
         kv_len = layout.length if cache is None else cache.get_mask_sizes(layout.length, 0)[0]

@@ -123,8 +123,6 @@ class LoadedModel:
 
     Attributes:
         name: as the user wrote it.
-        model: the transformers model.
-        tokenizer: its tokenizer, or ``None``.
         encoder: what a corpus needs to know of the vocabulary.
         revision: identity of the weights: ``sha256-`` and the first 16 digits of the hash of the safetensors file (of the list
             of file hashes when there are several), or the commit of the hub repository.
@@ -199,7 +197,6 @@ def load_model(
     Raises:
         InputError: a directory, file or repository that cannot be used; the message says which and what to do.
         ConfigurationError: a device, dtype or attention implementation that cannot take effect.
-        UnknownNameError: no embedded model or operation of that name.
         UnsupportedModelError: an architecture that this transformers version does not know.
     """
     if not isinstance(name, (str, os.PathLike)):

@@ -80,13 +80,10 @@ def hide_tokens(
     Args:
         tokens: int64 ``(samples, seq_len)``.
         free: boolean of the same shape: which of them may be hidden; padding and special tokens may not.
-        share: of the free tokens of a sample, to the nearest whole number, and at least one of a sample that has any.
+        share: of the free tokens of a sample, in (0, 1], to the nearest whole number, and at least one if there is any.
 
     Returns:
         The tokens with the hidden ones replaced, and the targets: the token where one is hidden, :data:`IGNORED` elsewhere.
-
-    Raises:
-        ConfigurationError: a share outside (0, 1], or samples without a free token.
     """
     if not 0 < share <= 1:
         raise ConfigurationError(f"share of masked positions must be above 0 and at most 1, got {share}")
@@ -102,12 +99,8 @@ def hide_tokens(
 def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy in nats of each token under the logits at its index; for the next token, targets are shifted by the caller.
 
-    Args:
-        logits: ``(batch, length, vocab_size)``, of any dtype.
-        targets: int64 ``(batch, length)`` on any device; :data:`IGNORED` where no loss is taken.
-
-    Returns:
-        ``(batch, length)``, float32 (float64 for float64 logits); 0 where no loss is taken.
+    ``logits`` are ``(batch, length, vocab_size)``, ``targets`` int64 ``(batch, length)`` on any device; the result is float32
+    (float64 for float64 logits), 0 where a target is :data:`IGNORED`.
     """
     dtype, wanted = torch.promote_types(logits.dtype, torch.float32), targets.to(logits.device)
 
@@ -137,13 +130,7 @@ def class_targets(model: PreTrainedModel, labels: Sequence[str | int | None], co
     """Class numbers, int64 ``(samples,)``, :data:`IGNORED` where a sample has no label; ``None`` where no loss can be taken.
 
     A label is a name of the model's ``id2label``, one of the names between its commas, or the number of a class; upper and
-    lower case are the same, and so are ``_`` and a space.
-
-    Args:
-        corpus: what to call it in an error.
-
-    Raises:
-        InputError: a label that the model has not, or that stands for two classes.
+    lower case are the same, and so are ``_`` and a space. One that the model has not, or has twice, is an :class:`InputError`.
     """
     config = model.config
     if loss_kind(model) != "class" or all(label is None for label in labels):

@@ -25,7 +25,7 @@ class Layout:
     front: int  # learned tokens in front of every sequence
     seen: int | Tensor  # tokens in the cache, those in front included; a static cache counts in a tensor
     length: int  # tokens of this forward, those in front included when none is cached
-    attention_mask: Tensor | None  # 2-D padding mask or 4-D mask as the caller gave it, extended to the tokens in front
+    attention_mask: Tensor | None  # 2-D padding mask, extended to the tokens in front, or 4-D mask as the caller gave it
     position_ids: Tensor  # int64 (batch or 1, length)
     starts: Tensor | None  # (batch, 1): where the text of a row starts behind padding; None where no row has any
 
@@ -66,11 +66,8 @@ def lay_out(
     Args:
         tokens: how many tokens were given.
         front: learned tokens in front of every sequence; they are added to a forward that begins a sequence.
-        attention_mask: 2-D over cached and given tokens, or 4-D, over the tokens in front too or without them.
+        attention_mask: 2-D over cached and given tokens, or 4-D, over the tokens in front too.
         position_ids: ``(batch or 1, tokens)``; by default real tokens are counted.
-
-    Raises:
-        ConfigurationError: a 2-D attention mask of another length, or several documents in a row without a mask of theirs.
     """
     seen = 0 if cache is None else cache.get_seq_length()
     begins = isinstance(seen, int) and seen == 0
@@ -83,10 +80,6 @@ def lay_out(
                 f"{tokens} are given, so it needs {seen + length - front}"
             )
         attention_mask = nn.functional.pad(attention_mask, (front, 0), value=1)
-    elif attention_mask is not None and front:
-        keys = length if cache is None else cache.get_mask_sizes(length, 0)[0]
-        if attention_mask.shape[-1] != keys:  # or it has the tokens in front already
-            attention_mask = _with_front(attention_mask, front, added)
     starts = None
     if position_ids is not None:
         if attention_mask is None and cache is None:
@@ -117,16 +110,9 @@ def make_mask(
 ) -> Tensor | BlockMask | None:
     """The mask for ``config._attn_implementation``, or ``None`` where it is causal and the attention function knows.
 
-    Tokens in front are visible to every token and see only each other, causally.
-
-    Args:
-        hidden_states: ``(batch, layout.length, hidden_size)``; dtype and device are those of the mask.
-        window: token ``t`` sees ``t - window + 1 … t``.
-        prefix: the first so many tokens of every text see each other both ways.
-        explicit: never ``None``.
-
-    Raises:
-        ConfigurationError: a cache that cuts the prefix in two.
+    Tokens in front are visible to every token and see only each other, causally; under a ``window`` token ``t`` sees
+    ``t - window + 1 … t``; the first ``prefix`` tokens of every text see each other both ways, and a cache that cuts them in
+    two is refused. Dtype and device are those of ``hidden_states``; an ``explicit`` mask is never ``None``.
     """
     front, starts, seen = layout.front, layout.starts, layout.seen
     windowed = window is not None and not (isinstance(seen, int) and seen + layout.length - front <= window)
@@ -174,17 +160,6 @@ def _require_one_document(position_ids: Tensor) -> None:
     """Refuse rows of several documents, which would see each other."""
     if not torch.compiler.is_compiling() and bool((torch.diff(position_ids, dim=1) != 1).any()):
         raise ConfigurationError("position_ids begin again inside a row: give each document a row of its own, or a 4-D mask")
-
-
-def _with_front(mask: Tensor, front: int, added: int) -> Tensor:
-    """A 4-D mask over given tokens, extended by the columns and, where they are computed, the rows of the tokens in front."""
-    shown, hidden = (True, False) if mask.dtype == torch.bool else (0.0, torch.finfo(mask.dtype).min)
-    mask = nn.functional.pad(mask, (front, 0), value=shown)
-    if not added:
-        return mask
-    rows = torch.full((front, mask.shape[-1]), hidden, dtype=mask.dtype, device=mask.device)
-    rows = torch.where(torch.ones_like(rows, dtype=torch.bool).tril(), shown, rows)
-    return torch.cat((rows.to(mask.dtype).expand(*mask.shape[:2], -1, -1), mask), dim=2)
 
 
 def _require_whole_prefix(layout: Layout, prefix: int) -> None:

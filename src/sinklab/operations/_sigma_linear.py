@@ -72,7 +72,9 @@ class SigmaLinear(nn.Linear):
     def _spectral_norm(self, weight: Tensor, training: bool) -> Tensor:
         # Normed again: a model in bfloat16 has its buffers in bfloat16. New tensors too, so that autograd keeps no buffer.
         left, right = (normalize(vector.to(weight.dtype), dim=0) for vector in (self.left, self.right))
-        if training and not _is_recomputing():
+        # Not inside a backward pass, asked as torch's own FSDP does; a compiled forward is traced before, and asks nothing.
+        recomputing = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+        if training and not recomputing:
             with torch.no_grad():
                 right = normalize(weight.T @ left, dim=0)
                 left = normalize(weight @ right, dim=0)
@@ -80,8 +82,3 @@ class SigmaLinear(nn.Linear):
                 self.right.copy_(right)
         # u · W v as a plain sum: matrix kernels round by how the weight lies in memory, which differs in a loaded checkpoint.
         return (weight * (left[:, None] * right)).sum()
-
-
-def _is_recomputing() -> bool:
-    """Whether this forward runs inside a backward pass; a compiled one is traced before it runs, and asks nothing."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1  # as torch's own FSDP asks

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sinklab.attention.operation import Operation
 from sinklab.attention.paths.row_kernel import LOG2E, RowKernel, Rows, visible_count
-from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
@@ -40,16 +39,14 @@ class ClippedSoftmax(Operation):
     zeta: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.gamma is not None and self.alpha is not None:
-            raise ConfigurationError(
-                f"operation 'clipped_softmax': gamma is {self.gamma} and alpha, which stands for it, is {self.alpha}; give one"
-            )
+        alone = self.gamma is None or self.alpha is None
+        self.require(alone, f"gamma is {self.gamma} and alpha, which stands for it, is {self.alpha}; give one")
         gamma, alpha = self.gamma or 0.0, self.alpha or 0.0
-        if not (-math.inf < gamma <= 0 <= alpha < math.inf and 1 <= self.zeta < math.inf):
-            raise ConfigurationError(
-                f"operation 'clipped_softmax': gamma is {self.gamma}, alpha is {self.alpha} and zeta is {self.zeta}; expected "
-                "finite numbers, gamma at most 0, alpha at least 0 and zeta at least 1"
-            )
+        self.require(
+            -math.inf < gamma <= 0 <= alpha < math.inf and 1 <= self.zeta < math.inf,
+            f"gamma is {self.gamma}, alpha is {self.alpha} and zeta is {self.zeta}; expected finite numbers, gamma at most 0, "
+            "alpha at least 0 and zeta at least 1",
+        )
 
     @property
     def normalized(self) -> bool:  # type: ignore[override]

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from sinklab.attention.operation import HeadShape, State
-from sinklab.errors import ConfigurationError
 from sinklab.operations._bias import NO_SCORE
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
@@ -43,8 +42,8 @@ class FoldedSink(Softmax):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "positions", tuple(self.positions))
-        if not self.positions or any(not isinstance(one, int) or one < 0 for one in self.positions):
-            raise ConfigurationError(f"operation 'folded_sink': positions = {list(self.positions)} must be positions from 0 on")
+        fine = bool(self.positions) and all(isinstance(one, int) and one >= 0 for one in self.positions)
+        self.require(fine, f"positions = {list(self.positions)} must be positions from 0 on")
 
     def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
         if shape.folded == ():

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from sinklab.attention.operation import HeadShape, State
-from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
@@ -55,17 +54,13 @@ class Gated(Softmax):
     needs_layer_input: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.floor < 1:
-            raise ConfigurationError(
-                f"operation 'gated': floor = {self.floor} must be from 0 to below 1; at 1 the gate is always open"
-            )
-        if self.initial_bias is not None and not math.isfinite(self.initial_bias):
-            raise ConfigurationError(f"operation 'gated': initial_bias = {self.initial_bias} must be a finite number")
-
-        if self.double and (self.floor or self.initial_bias):
-            raise ConfigurationError(
-                "operation 'gated': double goes with neither floor nor initial_bias, by which the gate would not start at 1"
-            )
+        self.require(0 <= self.floor < 1, f"floor = {self.floor} must be from 0 to below 1; at 1 the gate is always open")
+        self.require(math.isfinite(self.initial_bias or 0.0), f"initial_bias = {self.initial_bias} must be a finite number")
+        starts_at_one = not (self.floor or self.initial_bias)
+        self.require(
+            not self.double or starts_at_one,
+            "double goes with neither floor nor initial_bias, by which the gate would not start at 1",
+        )
 
     def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
         size = (1 if self.shared else shape.num_heads, shape.value_dim if self.element_wise else 1)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.operation import HeadShape, State
-from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 from sinklab.results.environment import require_memory
@@ -51,26 +50,17 @@ class GatedHeads(Softmax):
     needs_layer_input: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.hidden < 0:
-            raise ConfigurationError(
-                f"operation 'gated_heads': hidden = {self.hidden} must be a number of units, or 0 for a linear gate"
-            )
-        if self.hidden and self.all_features:
-            raise ConfigurationError(
-                "operation 'gated_heads': hidden and all_features exclude each other; an MLP reads the head's slice"
-            )
-        if not 0 < self.opening < 1:
-            raise ConfigurationError(
-                f"operation 'gated_heads': opening = {self.opening} must be between 0 and 1, both excluded"
-            )
+        self.require(self.hidden >= 0, f"hidden = {self.hidden} must be a number of units, or 0 for a linear gate")
+        both = bool(self.hidden) and self.all_features
+        self.require(not both, "hidden and all_features exclude each other; an MLP reads the head's slice")
+        self.require(0 < self.opening < 1, f"opening = {self.opening} must be between 0 and 1, both excluded")
 
     def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
         heads, hidden_size = shape.num_heads, shape.hidden_size
-        if hidden_size % heads and not self.all_features:
-            raise ConfigurationError(
-                f"operation 'gated_heads': the {hidden_size} features of the layer's input cannot be split evenly among "
-                f"{heads} heads; use all_features"
-            )
+        self.require(
+            self.all_features or hidden_size % heads == 0,
+            f"the {hidden_size} features of the layer's input cannot be split evenly among {heads} heads; use all_features",
+        )
         width = hidden_size if self.all_features else hidden_size // heads
         values = {}
         if self.hidden:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sinklab.attention.operation import HeadShape, State
-from sinklab.errors import ConfigurationError
 from sinklab.operations._bias import INITIAL_STD, bias_scores
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
@@ -41,29 +40,21 @@ class KeyBias(Softmax):
     value_ones: bool = False
 
     def __post_init__(self) -> None:
-        if self.learnable is not None and self.learnable < 1:
-            raise ConfigurationError(
-                f"operation 'key_bias': learnable = {self.learnable} must be at least 1; a key of zeros is softmax_plus_one"
-            )
-        if not (math.isfinite(self.value_norm) and self.value_norm >= 0):
-            raise ConfigurationError(
-                f"operation 'key_bias': value_norm = {self.value_norm} must be a length, finite and not negative"
-            )
-        if self.value_ones and self.value_norm == 0:
-            raise ConfigurationError(
-                "operation 'key_bias': value_ones gives a direction to a value of length 0; set value_norm too"
-            )
+        some = self.learnable is None or self.learnable >= 1
+        self.require(some, f"learnable = {self.learnable} must be at least 1; a key of zeros is softmax_plus_one")
+        a_length = math.isfinite(self.value_norm) and self.value_norm >= 0
+        self.require(a_length, f"value_norm = {self.value_norm} must be a length, finite and not negative")
+        turned = self.value_ones and self.value_norm == 0
+        self.require(not turned, "value_ones gives a direction to a value of length 0; set value_norm too")
 
     def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
-        if self.learnable is not None and self.learnable > shape.head_dim:
-            raise ConfigurationError(
-                f"operation 'key_bias': learnable = {self.learnable} exceeds the {shape.head_dim} numbers of a key"
-            )
-        if self.value_norm and shape.value_dim != shape.head_dim:
-            raise ConfigurationError(
-                "operation 'key_bias': value_norm needs values as long as keys; these heads have "
-                f"{shape.value_dim} and {shape.head_dim}. Use key_value_bias"
-            )
+        there = self.learnable is None or self.learnable <= shape.head_dim
+        self.require(there, f"learnable = {self.learnable} exceeds the {shape.head_dim} numbers of a key")
+        self.require(
+            not self.value_norm or shape.value_dim == shape.head_dim,
+            f"value_norm needs values as long as keys; these heads have {shape.value_dim} and {shape.head_dim}. Use "
+            "key_value_bias",
+        )
         key = torch.zeros(1 if self.shared else shape.num_heads, shape.head_dim)
         key[:, : self.learnable] = torch.normal(0.0, INITIAL_STD, (len(key), self.learnable or shape.head_dim))
         return {"key": key}

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid
 
 from sinklab.attention.operation import Operation
-from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
 
 
@@ -35,13 +34,9 @@ class PNormalized(Operation):
     normalized: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.p) and self.p > 0):
-            raise ConfigurationError(f"operation 'p_normalized': p = {self.p} must be a positive number")
-        if self.p == 1:
-            same = "sigmoid with its rows normalised" if self.sigmoid else "softmax"
-            raise ConfigurationError(
-                f"operation 'p_normalized': p = 1 divides by the sum of the row, which is operation {same}; use that"
-            )
+        self.require(math.isfinite(self.p) and self.p > 0, f"p = {self.p} must be a positive number")
+        same = "sigmoid with its rows normalised" if self.sigmoid else "softmax"
+        self.require(self.p != 1, f"p = 1 divides by the sum of the row, which is operation {same}; use that")
 
     def weights(self, scores: Tensor, visible: Tensor | None, null_scores: Tensor | None = None) -> Tensor:
         scores = scores if scores.dtype == torch.float64 else scores.float()

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from sinklab.attention.operation import HeadShape, State
-from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
@@ -46,15 +45,14 @@ class QkNorm(Softmax):
     initial: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.initial) and self.initial > 0):
-            raise ConfigurationError(f"operation 'qk_norm': initial = {self.initial} must be a positive gain")
+        self.require(math.isfinite(self.initial) and self.initial > 0, f"initial = {self.initial} must be a positive gain")
 
     def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
-        if self.unit_length and shape.scaling is not None:
-            raise ConfigurationError(
-                f"operation 'qk_norm' with unit_length: the model scales scores by {shape.scaling:g} and not by "
-                f"1/sqrt({shape.head_dim}), so that gain would not take its place; leave unit_length out"
-            )
+        self.require(
+            not self.unit_length or shape.scaling is None,
+            f"the model scales scores by {shape.scaling or 0:g} and not by 1/sqrt({shape.head_dim}), so that gain would not "
+            "take its place; leave unit_length out",
+        )
         return {"gain": torch.full((shape.num_heads,), float(self.initial))}
 
     def features(self, queries: Tensor, keys: Tensor, state: State) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sinklab.attention.operation import Operation
 from sinklab.attention.paths.row_kernel import RowKernel, Rows, visible_count
-from sinklab.errors import ConfigurationError
 from sinklab.registry import operations
 
 
@@ -34,18 +33,16 @@ class Relu(Operation):
     power: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.uncounted < 0 or not math.isfinite(self.power):
-            raise ConfigurationError(
-                f"operation 'relu': uncounted is {self.uncounted} and power is {self.power}; expected an integer from 0 and a "
-                "finite number"
-            )
-        if self.normalize and (self.uncounted or self.power != 1.0):
-            raise ConfigurationError(
-                "operation 'relu': normalize divides by the row sum, so uncounted and power, which change the divisor, have no "
-                "effect; leave them out"
-            )
-        if self.uncounted and not self.power:
-            raise ConfigurationError("operation 'relu': uncounted has no effect when power is 0; leave it out")
+        self.require(
+            self.uncounted >= 0 and math.isfinite(self.power),
+            f"uncounted is {self.uncounted} and power is {self.power}; expected an integer from 0 and a finite number",
+        )
+        changed = bool(self.uncounted) or self.power != 1.0
+        self.require(
+            not (self.normalize and changed),
+            "normalize divides by the sum, so uncounted and power, which change the divisor, have no effect: leave them out",
+        )
+        self.require(not self.uncounted or self.power != 0, "uncounted has no effect when power is 0; leave it out")
 
     @property
     def normalized(self) -> bool:  # type: ignore[override]

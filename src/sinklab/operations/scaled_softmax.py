@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.operation import State
-from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
@@ -31,8 +30,7 @@ class ScaledSoftmax(Softmax):
     alpha: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ConfigurationError(f"operation 'scaled_softmax': alpha = {self.alpha} must be a positive number")
+        self.require(math.isfinite(self.alpha) and self.alpha > 0, f"alpha = {self.alpha} must be a positive number")
 
     def gain(self, state: State) -> Tensor:
         # Without dimensions, a tensor of the CPU multiplies one of any device, and nothing is copied.

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from sinklab.attention.operation import Operation
 from sinklab.attention.paths.row_kernel import LOG2E, RowKernel, Rows, visible_count
-from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
@@ -38,8 +37,7 @@ class Sigmoid(Operation):
     normalize: bool = False
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.bias):
-            raise ConfigurationError(f"operation 'sigmoid': bias is {self.bias}; expected a finite number")
+        self.require(math.isfinite(self.bias), f"bias is {self.bias}; expected a finite number")
 
     @property
     def normalized(self) -> bool:  # type: ignore[override]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sinklab.attention.operation import HeadShape, State
-from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
@@ -31,8 +30,7 @@ class SinkLogit(Softmax):
     initial: float = 0.0
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.initial):
-            raise ConfigurationError(f"operation 'sink_logit': initial = {self.initial} must be a finite score")
+        self.require(math.isfinite(self.initial), f"initial = {self.initial} must be a finite score")
 
     def parameters(self, shape: HeadShape) -> dict[str, Tensor]:
         return {"sink_logit": torch.full((shape.num_heads,), float(self.initial))}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sinklab.errors import ConfigurationError
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
 
@@ -28,10 +27,7 @@ class SinkToken(Softmax):
     count: int = 1
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigurationError(
-                f"operation 'sink_token': count = {self.count} must be at least 1; without one, use softmax"
-            )
+        self.require(self.count >= 1, f"count = {self.count} must be at least 1; without one, use softmax")
 
     @property
     def tokens_in_front(self) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Means, Probe, require_same
+from sinklab.attention.probe import Means, Probe
 from sinklab.errors import ConfigurationError
 from sinklab.results.metric import Metric, Row
 from sinklab.sinks import Sinks
@@ -49,10 +49,6 @@ class MeanProbe(Probe):
 
     def __init__(self) -> None:
         self._means = Means(*self.axes)
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other)
-        self._means.merge(other._means)
 
     def rows(self) -> Iterator[Row]:
         return chain(self._means.pooled() if self.pooled else (), self._means.rows())
@@ -92,10 +88,7 @@ class SinkProbe(Probe):
     """Means by head of numbers about the main sink; the column ``sink`` of their rows says which that is.
 
     Args:
-        sink_position: position of the sink inside each document; 0 is the first token.
-
-    Raises:
-        ConfigurationError: a position below 0, which no document has: positions are not counted from the end.
+        sink_position: position of the sink inside each document, 0 or more; 0 is the first token.
 
     Attributes:
         sinks: what was found (:meth:`about`), or the position that was named.
@@ -121,10 +114,6 @@ class SinkProbe(Probe):
         self.sinks = sinks
         self.asked = sinks if sinks.main else Sinks.at(0)
         return self
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other, "sink_position")
-        self._means.merge(other._means)
 
     def rows(self) -> Iterator[Row]:
         sink = self.sinks.describe() if self.sinks.main else f"{self.asked.describe()} (no sink was found)"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from sinklab.attention.call import LayerOutput, Site
-from sinklab.attention.probe import Means, Probe, documents_of, require_same
+from sinklab.attention.probe import Means, Probe, documents_of
 from sinklab.errors import ConfigurationError
 from sinklab.registry import probes
 from sinklab.results.metric import Coordinates, Metric, Row
@@ -95,24 +94,18 @@ class MassiveActivation(Probe):
         seen = output.positions >= 0
         if bool(seen.any()):
             values, channels = magnitudes.max(dim=-1)
-            self._raise(_peaks(output.site, values[seen].cpu(), channels[seen].cpu(), output.positions[seen].cpu()))
+            self._raise(output.site, values[seen].cpu(), channels[seen].cpu(), output.positions[seen].cpu())
 
-    def _raise(self, new: _Peaks) -> None:
-        known = self._peaks.get(new.site.module)
-        if known is None:
-            self._peaks[new.site.module] = new
-            return
-        size = max(len(known.values), len(new.values))
-        mine, theirs = (pad(peaks.values, (0, size - len(peaks.values))) for peaks in (known, new))
-        here, there = (pad(peaks.channels, (0, size - len(peaks.channels)), value=_NO_CHANNEL) for peaks in (known, new))
-        channels = torch.where(mine > theirs, here, torch.where(theirs > mine, there, torch.minimum(here, there)))
-        self._peaks[new.site.module] = _Peaks(new.site, torch.maximum(mine, theirs), channels)
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other, "top")
-        self._means.merge(other._means)
-        for peaks in other._peaks.values():
-            self._raise(peaks)
+    def _raise(self, site: Site, values: Tensor, channels: Tensor, positions: Tensor) -> None:
+        """Reduce tokens ``(tokens,)`` and what is known to positions; of equal values the lowest channel: no order matters."""
+        if known := self._peaks.get(site.module):
+            values, channels = torch.cat((known.values, values)), torch.cat((known.channels, channels))
+            positions = torch.cat((torch.arange(len(known.values)), positions))
+        size = int(positions.max()) + 1
+        best = torch.zeros(size).scatter_reduce(0, positions, values, "amax")
+        holds = values == best[positions]
+        lowest = torch.full((size,), _NO_CHANNEL).scatter_reduce(0, positions[holds], channels[holds], "amin")
+        self._peaks[site.module] = _Peaks(site, best, lowest)
 
     def rows(self) -> Iterator[Row]:
         yield from self._means.rows()
@@ -126,12 +119,3 @@ class MassiveActivation(Probe):
                     at: Coordinates = {**coordinates, "key_position": position}
                     yield {"metric": MASSIVE_VALUE, "value": value, **at}
                     yield {"metric": MASSIVE_CHANNEL, "value": float(peaks.channels[position]), **at}
-
-
-def _peaks(site: Site, values: Tensor, channels: Tensor, positions: Tensor) -> _Peaks:
-    """Reduce tokens ``(tokens,)`` to positions; of equal values the lowest channel, so that no order matters."""
-    size = int(positions.max()) + 1
-    best = torch.zeros(size).scatter_reduce(0, positions, values, "amax")
-    holds = values == best[positions]
-    lowest = torch.full((size,), _NO_CHANNEL).scatter_reduce(0, positions[holds], channels[holds], "amin")
-    return _Peaks(site, best, lowest)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 
 from sinklab.attention.call import LayerOutput, Part
-from sinklab.attention.probe import Means, Probe, documents_of, require_same
+from sinklab.attention.probe import Means, Probe, documents_of
 from sinklab.registry import probes
 from sinklab.results.metric import Metric, Row
 
@@ -74,10 +74,6 @@ class Outliers(Probe):
             second, fourth = float(squares.sum()), float((squares * squares).sum())
             if second > 1e-12 * (second + len(wide) * float(mean) ** 2):  # a constant tensor has none
                 self._means.add(spread, output.site, torch.tensor(len(wide) * fourth / second**2, dtype=torch.float64), once)
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other)
-        self._means.merge(other._means)
 
     def rows(self) -> Iterator[Row]:
         for metric in self.metrics:

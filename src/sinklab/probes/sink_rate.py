@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.operation import SHARE_OF_ROW, is_largest, row_share
 from sinklab.attention.positions import by_position
-from sinklab.attention.probe import Means, Probe, by_head, filled, require_same
+from sinklab.attention.probe import Means, Probe, by_head, filled
 from sinklab.errors import SessionError
 from sinklab.registry import probes
 from sinklab.results.intervals import TIE, just_above, require_threshold
@@ -132,11 +132,6 @@ class SinkRate(Probe):
                 means = (null_mass.cpu().double() * inside).sum(-1) / queries.clamp_min(1.0)
                 hits = 100.0 * (means > above)
                 self._by_head.add(GU2024_NULL, call.site, hits.sum(0), (queries > 0).double().sum(0).expand(hits.shape[1]))
-
-    def merge(self, other: Self) -> None:
-        require_same(self, other, "threshold")
-        self._by_position.merge(other._by_position)
-        self._by_head.merge(other._by_head)
 
     def rows(self) -> Iterator[Row]:
         for means in (self._by_position, self._by_head):

@@ -159,33 +159,6 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A mean with its interval, of one of the series of :class:`Marks`."""
-
-    series: str
-    mean: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True)
-class Marks:
-    """Means with intervals, a row for each thing, all on one axis; drawn on pages only.
-
-    Attributes:
-        title: what is drawn.
-        rows: name of a row and its marks.
-        unit: of the means.
-        least: half width of the band around 0 within which a mean counts as nothing: even steps within, even ratios beyond.
-    """
-
-    title: str
-    rows: Sequence[tuple[str, Sequence[Mark]]]
-    unit: str = ""
-    least: float | None = None
-
-
-@dataclass(frozen=True)
 class HeadMap:
     """A letter for every head: layers across, heads down.
 
@@ -205,7 +178,7 @@ class HeadMap:
         return max(layer for layer, _ in self.cells) + 1, max(head for _, head in self.cells) + 1
 
 
-Block: TypeAlias = Heading | Say | Facts | Grid | Curves | Marks | HeadMap
+Block: TypeAlias = Heading | Say | Facts | Grid | Curves | HeadMap
 
 
 def number(value: object, digits: int = 3) -> str:

@@ -8,22 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from markupsafe import Markup, escape
 
-from sinklab.results.blocks import (
-    Bar,
-    Block,
-    Cell,
-    Curves,
-    Facts,
-    Grid,
-    Heading,
-    HeadMap,
-    Mark,
-    Marks,
-    Say,
-    cell_text,
-    interval,
-    number,
-)
+from sinklab.results.blocks import Bar, Block, Cell, Curves, Facts, Grid, Heading, HeadMap, Say, cell_text, number
 
 WIDTH, HEIGHT = 460, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 12, 34
@@ -44,7 +29,6 @@ def html(blocks: Iterable[Block]) -> Markup:
         Facts: _facts,
         Grid: _grid,
         Curves: _curves,
-        Marks: _marks,
         HeadMap: _head_map,
     }
     return Markup("\n".join(draw[type(block)](block) for block in blocks))
@@ -183,68 +167,6 @@ def _x_ticks(places: Sequence[float], x: Callable[[float], float]) -> str:
         f'<text x="{x(place):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{number(float(place))}</text>'
         for place in chosen
     )
-
-
-def _marks(block: Marks) -> str:
-    least = block.least
-    bend = float if not least else lambda value: math.copysign(_bent(abs(value) / least), value)
-    ends = [
-        bend(value)
-        for _, marks in block.rows
-        for mark in marks
-        for value in (mark.mean, mark.low, mark.high)
-        if value is not None and math.isfinite(value)
-    ]
-    if not ends:
-        return ""
-    place = _onto(min(*ends, -1.2 if least else 0.0), max(*ends, 1.2 if least else 0.0), 2.0, 98.0)
-    series = list(dict.fromkeys(mark.series for _, marks in block.rows for mark in marks))
-    keys = "".join(f'<span><i class="{_colour(order)}"></i>{with_code(name)}</span>' for order, name in enumerate(series))
-    band = ""
-    if least:
-        keys += f'<span><i class="band-key"></i>below {number(least)} {with_code(block.unit)}: nothing</span>'
-        band = f'<rect class="band-area" x="{place(-1.0):.2f}%" width="{place(1.0) - place(-1.0):.2f}%" y="0" height="100%"/>'
-    zero = f'<line class="base" x1="{place(0.0):.2f}%" x2="{place(0.0):.2f}%" y1="0" y2="100%"/>'
-    height = 8 * len(series) + 8
-    rows = "".join(
-        f'<div class="effects-row"><span class="effects-name">{with_code(name)}</span>'
-        f'<svg width="100%" height="{height}" role="img" aria-label="{escape(name)}">{band}{zero}'
-        + "".join(_mark(mark, series.index(mark.series), bend, place) for mark in marks)
-        + "</svg></div>"
-        for name, marks in block.rows
-    )
-    unit = f", in {with_code(block.unit)}" if block.unit else ""
-    ruler = "".join(
-        f'<text x="{place(bend(value)):.2f}%" y="14" text-anchor="middle">{number(value)}</text>'
-        for value in _ruler(ends, least)
-    )
-    return (
-        f'<h4>{with_code(block.title)}</h4><p class="keys effects-key">{keys}</p><div class="effects">{rows}'
-        f'<div class="effects-row" aria-hidden="true"><span class="effects-name"></span>'
-        f'<svg width="100%" height="20">{ruler}</svg></div></div><p class="hint">Means with their intervals{unit}.</p>'
-    )
-
-
-def _bent(size: float) -> float:
-    """Even steps up to 1, even ratios beyond."""
-    return size if size <= 1 else 1 + math.log10(size)
-
-
-def _ruler(ends: Sequence[float], least: float | None) -> list[float]:
-    if not least:
-        return steps(min(ends), max(ends))
-    powers = [least * 10**power for power in range(math.floor(max(0.0, max(map(abs, ends)) - 1)) + 1)]
-    return [*(-value for value in reversed(powers) if min(ends) <= -1), 0.0, *(value for value in powers if max(ends) >= 1)]
-
-
-def _mark(mark: Mark, order: int, bend: Callable[[float], float], place: Callable[[float], float]) -> str:
-    up = 8 + 8 * order
-    words = f"{mark.series}: {interval(mark)}"
-    ends = ""
-    if mark.low is not None and mark.high is not None:
-        ends = f'<line x1="{place(bend(mark.low)):.2f}%" x2="{place(bend(mark.high)):.2f}%" y1="{up}" y2="{up}"/>'
-    dot = f'<circle cx="{place(bend(mark.mean)):.2f}%" cy="{up}" r="4"/>'
-    return f'<g class="{_colour(order)}"><title>{escape(words)}</title>{ends}{dot}</g>'
 
 
 def _head_map(block: HeadMap) -> str:

@@ -20,15 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.results.blocks import Block, Facts, counted
 from sinklab.results.file import clear_partial
-from sinklab.results.folder import (
-    FolderLock,
-    check_free,
-    clear,
-    from_outside,
-    partial_folder,
-    placed,
-    put_in_place,
-)
+from sinklab.results.folder import FolderLock, check_free, clear, from_outside, partial_folder, placed, put_in_place
 from sinklab.results.progress import Progress, notebook_bars, silent
 
 __all__ = ["COMMAND", "STORE", "Listing", "Progress", "Result", "Run", "new_run_id", "silent"]

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap, Marks, Say, cell_text
+from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap, Say, cell_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,7 +61,7 @@ def terminal(blocks: Iterable[Block]) -> Iterator[RenderableType]:
         elif isinstance(block, Grid) and not block.folded:
             yield from _grid(block)
         else:
-            assert isinstance(block, (Curves, Marks, Grid))
+            assert isinstance(block, (Curves, Grid))
 
 
 def _plain(text: str) -> str:

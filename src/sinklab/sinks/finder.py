@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, Self, TypeAlias, TypedDict
+from typing import Any, Literal, Self, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -328,13 +328,13 @@ class SinkFinder(Watcher):
             if null.sinking or (null.rate or 0.0) >= LEAST_RATE:
                 listed.append((null, True))
         listed.sort(key=lambda entry: -(entry[0].rate or 0.0))
-        sinks, followed, weak, silent = (
-            tuple(sink for sink, is_loud in listed if _list_of(sink, is_loud) == name)
-            for name in ("sinks", "followed", "weak", "silent")
-        )
+        lists: dict[str, Any] = {}
+        for sink, is_loud in listed:
+            kept = "followed" if sink.anywhere else "sinks"
+            name = "silent" if not is_loud else kept if sink.sinking else "weak"
+            lists[name] = (*lists.get(name, ()), sink)
         return Sinks(
-            sinks=sinks, followed=followed, weak=weak, silent=silent, threshold=self.threshold,
-            definition=DEFINITION, corpus=corpus, bos=bos, samples=self._samples,
+            **lists, threshold=self.threshold, definition=DEFINITION, corpus=corpus, bos=bos, samples=self._samples,
             seq_len=self._seq_len, heads=tuple(heads), length=self._length,
             heads_by_weight=self._heads_by_weight([group for group, _ in groups]),
             front=self._front,
@@ -429,15 +429,6 @@ def _hits(modules: Sequence[_Module]) -> Hits:
     before = np.cumsum([0, *(len(module.heads) for module in modules)])[:-1]
     head = codes[:, 0] + np.repeat(before, [len(module.codes) for module in modules])
     return Hits(head, codes[:, 1], codes[:, 2], codes[:, 3] > 0, codes[:, 4] > 0, *totals.T)
-
-
-def _list_of(sink: Sink, is_loud: bool) -> str:
-    """Field of :class:`Sinks` that a sink is listed in."""
-    if not is_loud:
-        return "silent"
-    if not sink.sinking:
-        return "weak"
-    return "followed" if sink.anywhere else "sinks"
 
 
 def _is_loud(sink: Sink, by_weight: np.ndarray, cases: np.ndarray) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -12,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sinklab.attention.anatomy import model_inside, require_module
+from sinklab.attention.anatomy import require_module
 from sinklab.attention.call import PARTS, AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import scores_of_keys, stands_on_no_key, weights_of_keys
 from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
-from sinklab.attention.modules import out_of_torch
 from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.probe import Watcher, filled
 from sinklab.attention.session import attend
@@ -123,9 +121,11 @@ def find_sinks(
 ) -> Sinks:
     """Find the sinks of a model on some texts, and what every head gives to the main one.
 
+    A warning says so where every sample is so short that a head of a decoder that looks at all keys alike would sink.
+
     Args:
         inputs: token ids ``(samples, seq_len)``, or the model's inputs by name, the samples along the first axis.
-        threshold: mean weight above which a head sinks in a document.
+        threshold: mean weight above which a head sinks in a document, in [0, 1).
         place: what to measure instead of searching; ``None`` for a model without a sink.
         groups: numbers of the samples of each domain, looked at apart for ``tried``; all of them together by default.
         batch_size: samples per forward.
@@ -135,22 +135,15 @@ def find_sinks(
         part: of an encoder–decoder, ``encoder``, ``decoder`` or ``cross-attention``, whose sinks are meant. Without it all
             self-attention is looked at together, and position 3 is that of the source and that of the target.
 
-    Warns:
-        UserWarning: a sink is searched for, and every sample is so short that a head of a decoder that looks at all keys alike
-            would sink on the first one.
-
     Raises:
-        ConfigurationError: a threshold outside [0, 1), a place that these texts and this model do not have, or a part that the
-            model does not have.
-        InputError: a module that does not take the inputs, such as one of Lightning; no samples, samples without tokens, or
-            nothing but padding.
+        ConfigurationError: a place that these texts and this model do not have, or a part that the model does not have.
+        InputError: no samples, samples without tokens, or nothing but padding.
     """
     require_module(model)
     inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
     for name, tensor in inputs.items():
         if not tensor.numel() or (name == "attention_mask" and not tensor.any()):
             raise InputError(f"{name} of shape {tuple(tensor.shape)} holds no token; give at least one sample with a token")
-    _require_reads(model, inputs)
     number = len(next(iter(inputs.values())))
     finders: list[SinkFinder] = []
     for rows in groups or [torch.arange(number)]:
@@ -192,30 +185,12 @@ def weigh_sinks(
 ) -> Sinks:
     """The same sinks with what every head gives to the main one on these texts, and how long the value is that stands there.
 
-    Args:
-        inputs: of the model by name, the samples along the first axis.
-        sinks: with a main one.
-        batch_size: samples per forward.
-        part: of an encoder–decoder, that they are of.
+    ``inputs`` are those of the model by name, the samples along the first axis; ``batch_size`` is of samples per forward.
     """
     measured = SinkWeights(sinks, part=part)
     with attend(model, [measured], verify=False):
         _run(model, inputs, torch.arange(len(next(iter(inputs.values())))), batch_size)
     return measured.completed()
-
-
-def _require_reads(model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
-    """Refuse a module that holds a model and does not run it on the inputs: its forward takes others, or there is none."""
-    plain = out_of_torch(model)
-    owner = next(cls for cls in type(plain).__mro__ if "forward" in vars(cls))
-    unwritten = owner is nn.Module or owner.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
-    parameters = inspect.signature(plain.forward).parameters.values()
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    unknown = [] if takes_any else sorted(set(inputs) - {one.name for one in parameters})
-    if unwritten or unknown:
-        raise InputError(
-            f"{type(plain).__name__} has no forward that takes {', '.join(unknown or inputs)}; give {model_inside(plain)}"
-        )
 
 
 def _run(model: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, batch_size: int) -> None:

@@ -123,12 +123,7 @@ class Sink:
         return "null" if self.kind == "null" else f"token {self.token}"
 
     def mask(self, positions: Tensor, documents: Tensor, tokens: Tensor | None) -> Tensor:
-        """Which of some tokens are the sink, boolean ``(batch, length)``.
-
-        Args:
-            positions, documents: int64 ``(batch, length)``, -1 for padding.
-            tokens: ids, same shape; ``None`` where they are not known.
-        """
+        """Which of some tokens are the sink, boolean ``(batch, length)``; ``tokens`` are their ids, if known."""
         if self.kind == "position":
             assert self.position is not None
             return positions == self.position
@@ -232,11 +227,8 @@ class Sinks:
     def keys(self, call: AttentionCall) -> Tensor:
         """Which key of a call is the main sink, for every query: int64 ``(batch, q_len)``.
 
-        Returns:
-            Indices of keys; -1 where the document has no such key, where the sink is the null score, and without a sink.
-
-        Raises:
-            ConfigurationError: the sink is a group; see :meth:`all_keys`. Or it is a token, and the call has cached keys.
+        -1 where the document has no such key, where the sink is the null score, and without a sink. A group is refused (see
+        :meth:`all_keys`), and a token where the call has cached keys.
         """
         if self.main is None or self.main.kind == "null":
             return torch.full_like(call.query_positions, -1)
@@ -258,17 +250,10 @@ class Sinks:
         return keys_of_document(call, *self.main.positions)
 
     def place_in(self, tokens: Tensor | None, attention_mask: Tensor | None = None) -> int | Tensor | Literal["null"] | None:
-        """Where the main sink stands in some texts, in the terms of interventions.
+        """Where the main sink stands in texts ``(samples, seq_len)`` of one document a row, in the terms of interventions.
 
-        Args:
-            tokens: int64 ``(samples, seq_len)``, one document a row.
-            attention_mask: of the same shape, 0 for padding.
-
-        Returns:
-            A position; ``"null"``; for a token its positions, int64 ``(samples, 1)`` with -1 for texts that lack it; ``None``.
-
-        Raises:
-            ConfigurationError: a token, and texts without ids; a group of positions.
+        A position; ``"null"``; for a token its positions, int64 ``(samples, 1)`` with -1 for texts that lack it; ``None``. A
+        group of positions is refused. ``attention_mask`` is 0 for padding.
         """
         if self.main is not None and self.main.kind == "group":
             raise ConfigurationError(f"the sink is {self.main.describe()}: several positions, where one is asked for")

@@ -72,16 +72,9 @@ class PolicyCache(Cache, Planner):
             many of the newest: at least the candidates of a step of assisted decoding.
 
     Raises:
-        ConfigurationError: sizes that do not fit together, a cache used with another model or batch size, gradients, rows of
-            several documents.
-        UnsupportedModelError: see :func:`read_rotations` and :func:`require_differences`; also models without a layer of
-            attention, encoder-decoders, sliding windows smaller than what the policy holds, and attention functions that take
-            no mask.
-
-    Attributes:
-        layers: one for each layer of the model; empty until there is one.
-        keys_in_slots: what attention is given is not in the order of the text, which a session asks for.
-        static: whether the forward at hand is compiled; its steps are then a :class:`~sinklab.streaming.step.StaticStep`.
+        ConfigurationError: sizes that do not fit together; in use, another model or batch size, gradients, packed rows.
+        UnsupportedModelError: positions that cannot be moved (:func:`read_rotations`), no layer of attention, an
+            encoder-decoder, sliding windows smaller than what the policy holds, attention functions that take no mask.
     """
 
     keys_in_slots: ClassVar[bool] = True

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError
-from sinklab.results.environment import require_function
-from sinklab.results.progress import DONE
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.stream import Stream
 
@@ -23,18 +21,13 @@ _MARK = "\u241f"
 """Stands for the model's own words, to see what a template puts behind them."""
 
 
-Rewrites = Literal["read again", "ignore"]
-"""What to do where a template writes earlier turns otherwise than before."""
-
-
 class Chat:
     """A conversation with a model, for ever: the system message is pinned, what was said long ago is evicted.
 
     Turns are written as the tokenizer's chat template has them. Without a template they are written as :data:`PLAIN`, behind
-    the system message and an empty line. Of every turn only what is new is read, as long as the template writes
-    the conversation so far as it has written it before. Some do not: they drop the thoughts of earlier answers, or what
-    they put in front of the answer to come. Then all of it is read again, as it is written now, and the system message stays
-    pinned; with ``rewrites="ignore"`` what was read stays as it was said, and no turn takes longer than the first.
+    the system message and an empty line. Of every turn only what is new is read, as long as the template writes the
+    conversation so far as it has written it before. Some do not: they drop the thoughts of earlier answers, or what they put
+    in front of the answer to come. Then all of it is read again, as it is written now (``rereads`` counts).
 
     A template that refuses a system message, or leaves it out, gets it in front of the first turn, and an empty line. One that
     moves it along to the newest turn has it in the first turn and there it stays, in front of all.
@@ -42,16 +35,11 @@ class Chat:
     Args:
         model, settings: as :class:`~sinklab.streaming.stream.Stream` has them; a tokenizer is needed.
         system: system message; its tokens are never evicted, and the window counts besides.
-        rewrites: ``"read again"`` or ``"ignore"``, see above.
         stream: one to go on with, loaded from a file, in place of ``system`` and ``settings``. What was said in it is not
             known, so its earlier turns stay as they were read.
 
-    Attributes:
-        stream: what the turns are fed to.
-        rereads: how often the conversation was read again.
-
     Raises:
-        ConfigurationError: no tokenizer, a template that does not fit, or ``rewrites`` that is neither.
+        ConfigurationError: no tokenizer, or a template that does not fit.
     """
 
     def __init__(
@@ -59,7 +47,6 @@ class Chat:
         model: PreTrainedModel,
         *,
         system: str | None = None,
-        rewrites: Rewrites = "read again",
         stream: Stream | None = None,
         **settings: Any,
     ) -> None:
@@ -68,9 +55,7 @@ class Chat:
             raise ConfigurationError("a conversation needs a tokenizer")
         if settings.get("keep") is not None or (stream is not None and system is not None):
             raise ConfigurationError("what a conversation keeps is its system message, given at its beginning")
-        if rewrites not in get_args(Rewrites):
-            raise ConfigurationError(f"`rewrites` {rewrites!r} is neither 'read again' nor 'ignore'")
-        self.tokenizer, self._system, self.rewrites, self.rereads = tokenizer, system, rewrites, 0
+        self.tokenizer, self._system, self.rereads = tokenizer, system, 0
         self._template = bool(getattr(tokenizer, "chat_template", None))
         self._said: Messages = []  # all turns so far, which are text and take little room
         self._written: str | None = None  # how the template wrote them last; None where that is not known
@@ -89,16 +74,11 @@ class Chat:
         return f"Chat({self.stream!r})"
 
     def say(self, text: str, *, progress: Callable[[int, int], None] | None = None) -> Stream:
-        """Give the model a turn of the user; the stream, whose next tokens are the answer.
-
-        Args:
-            progress: as for :meth:`Stream.feed`.
+        """Give the model a turn of the user; the stream, whose next tokens are the answer. See :meth:`Stream.feed`.
 
         Raises:
             InputError: an empty turn.
-            ConfigurationError: a ``progress`` that is no function.
         """
-        require_function("progress", progress, DONE)
         if not text.strip():
             raise InputError("there is nothing to answer: the turn is empty")
         first, turn = self.stream.position == 0, {"role": "user", "content": text}
@@ -119,9 +99,7 @@ class Chat:
             behind = _behind(written, self._written, answer)
             self._said, self._written = said, written
             if behind is None:
-                if self.rewrites == "read again":
-                    return self._read_again(written, progress)
-                behind = self._next(text)
+                return self._read_again(written, progress)
         ids = self._ids(behind, first=first and not self._kept)
         # The model has said itself that it is done, with the token that the template puts there.
         if not first and ids[:1] == [self.stream.last_ids[0]] and ids[0] in self.stream.stop_ids:

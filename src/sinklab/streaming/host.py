@@ -255,11 +255,7 @@ def compile_steps(model: PreTrainedModel, **options: Any) -> None:
     one core of a CPU it was 1.2 times as fast. A model compiled as a whole, by ``model.compile()``, works too: its graph is
     broken where the step is planned, and there is no new one for later tokens either.
 
-    Args:
-        options: of :func:`torch.compile`; by default ``fullgraph=True, dynamic=False``.
-
-    Raises:
-        ConfigurationError: its steps are compiled already.
+    ``options`` are those of :func:`torch.compile`; by default ``fullgraph=True, dynamic=False``.
     """
     decoder = model.base_model
     if is_compiled(decoder):
@@ -348,15 +344,9 @@ class SinksApart(seam.Observer):
         return id(module) in self._modules
 
     def on_attention(
-        self,
-        native: seam.Native,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: object = None,
+        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object = None,
         **kwargs: Unpack[host_arguments.Keywords],
-    ) -> seam.Attended:
+    ) -> seam.Attended:  # fmt: skip
         """Attend to the window with the stock kernel and to the sinks here."""
         table = self._table
         left, table.left = table.left, None

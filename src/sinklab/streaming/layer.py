@@ -24,13 +24,11 @@ class SlotLayer(CacheLayerMixin):
 
     Attributes:
         buffers: names of the tensors that last from step to step; rows of the batch first, allocated at the first call.
-        table: of the cache that the layer belongs to.
         rotation: of the layer's keys; ``None`` where positions do not rotate them.
         fixed: pinned slots, at the beginning, whose keys do not move with the others.
         keys, values: ``(batch, num_kv_heads, slots, head_dim)``, pinned slots first.
         masters: pinned keys as they were written, ``(batch, num_kv_heads, pinned, head_dim)``, float32 or float64.
-        static_matrices: rotations of a static step, ``(pinned, head_dim, head_dim)``; see
-            :class:`~sinklab.streaming.step.StaticStep`.
+        static_matrices: rotations of a :class:`~sinklab.streaming.step.StaticStep`, ``(pinned, head_dim, head_dim)``.
     """
 
     is_sliding = False

@@ -16,9 +16,7 @@ from sinklab.attention.modules import input_device
 from sinklab.errors import InputError
 from sinklab.models.losses import cross_entropies
 from sinklab.policies.base import PolicySpec
-from sinklab.results.environment import require_function
 from sinklab.results.intervals import LEAST_PARTS, mean_interval
-from sinklab.results.progress import DONE
 from sinklab.streaming.reader import open_reader
 
 CHUNK = 64
@@ -46,10 +44,9 @@ def losses(
     Args:
         model: in evaluation mode.
         tokens: int64 ``(batch, length)``, whole rows without padding.
-        policy: the object, its name, or ``{"name": …, setting: …}``.
+        policy, quantized: as :func:`~sinklab.streaming.reader.open_reader` has them.
         first: position of the first token that is scored; those before it are only read.
         chunk: most tokens of a row that are read at once; fewer where batch and vocabulary are large.
-        quantized: of the cache; see :func:`~sinklab.streaming.reader.open_reader`.
         progress: called with the tokens that have been read and those to read, rows times columns.
 
     Returns:
@@ -57,10 +54,7 @@ def losses(
 
     Raises:
         InputError: no token is left to score.
-        ConfigurationError: a ``progress`` that is no function.
-        SinklabError: the policy cannot be had with this model; see :func:`~sinklab.streaming.reader.open_reader`.
     """
-    require_function("progress", progress, DONE)
     batch, length = tokens.shape
     if not 1 <= first < length:
         raise InputError(
@@ -134,21 +128,12 @@ def decoding(
     warm_up: int = 16,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Decoding]:
-    """Time single-token steps at the end of a text, under several policies by turns, so that a busy machine slows all alike.
+    """Time single-token steps at the end of a text ``(1, length)``, under several policies by turns: load slows all alike.
 
     Before the last ``warm_up + steps`` tokens as many are read as a policy holds, or all if it is not bounded; the first
-    ``warm_up`` steps are not timed.
-
-    Args:
-        tokens: int64 ``(1, length)``; what is decoded is the text itself, as the time does not depend on what is chosen.
-        progress: called with the steps done and those to do.
-
-    Raises:
-        InputError: more than one row, or fewer tokens than steps.
-        ConfigurationError: a ``progress`` that is no function.
-        SinklabError: a policy cannot be had with this model.
+    ``warm_up`` steps are not timed. What is decoded is the text itself, as the time does not depend on what is chosen.
+    ``progress`` is called with the steps done and those to do.
     """
-    require_function("progress", progress, DONE)
     if len(tokens) != 1 or tokens.shape[1] <= warm_up + steps:
         raise InputError(
             f"decoding is timed on one row of more than {warm_up} + {steps} tokens; got {len(tokens)} of {tokens.shape[1]}"

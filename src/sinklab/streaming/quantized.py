@@ -65,9 +65,8 @@ class QuantizedLayer(SlotLayer):
         key_codes, value_codes: int8 ``(batch, num_kv_heads, groups, group, head_dim)``; of 4 bits, uint8 with two
             numbers in a byte, those of the first half of the channels in the lower bits: the last axis is half as long.
         key_scales, key_zeros: float16 and int8 ``(batch, num_kv_heads, groups, 1, head_dim)``, of values ``(…, group, 1)``.
-        key_newest, value_newest: tokens that wait, in the dtype of the model, ``(batch, num_kv_heads, group, head_dim)``.
-        waiting: boolean ``(batch, groups, group)``, the slots of the ring (those that are not pinned) whose tokens wait.
-        sinks: values of the pinned tokens, ``(batch, num_kv_heads, pinned, head_dim)``, in the dtype of the model.
+        key_newest, value_newest: tokens that wait, ``(batch, num_kv_heads, group, head_dim)``; where: ``waiting``, boolean.
+        sinks: values of the pinned tokens, ``(batch, num_kv_heads, pinned, head_dim)``.
     """
 
     buffers: ClassVar[tuple[str, ...]] = (

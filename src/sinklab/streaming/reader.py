@@ -33,9 +33,8 @@ _AT_ONCE = 8192
 class RecomputeReader(Reader):
     """Reads under :class:`~sinklab.policies.recompute.Recompute`, with a window that fits into the model's table of positions.
 
-    Between calls it keeps the last ``window`` token ids, and while the first window is under way its keys and values. Logits
-    that nobody asks for are not computed, nor the windows that only they need. Once a row has padding, rows are read one after
-    the other; logits of padding are 0.
+    Between calls it keeps the last ``window`` token ids alone. Logits that nobody asks for are not computed, nor the windows
+    that only they need. Once a row has padding, rows are read one after the other; logits of padding are 0.
     """
 
     policy: Recompute
@@ -55,7 +54,6 @@ class RecomputeReader(Reader):
     def reset(self) -> None:
         self._columns = self._read = 0
         self._ids: Tensor | None = None
-        self._cache: DynamicCache | None = None
         self._rows: list[RecomputeReader] = []
 
     @property
@@ -63,11 +61,8 @@ class RecomputeReader(Reader):
         return self._columns
 
     def bytes_held(self) -> int:
-        """Bytes of token ids, keys and values that are kept between calls; during one a window or more is encoded besides."""
-        held = [] if self._ids is None else [self._ids]
-        layers = [] if self._cache is None else self._cache.layers
-        held += [tensor for layer in layers for tensor in (layer.keys, layer.values) if tensor is not None]
-        return sum(tensor.nbytes for tensor in held) + sum(row.bytes_held() for row in self._rows)
+        """Bytes of token ids that are kept between calls; during one a window or more is encoded besides."""
+        return (0 if self._ids is None else self._ids.nbytes) + sum(row.bytes_held() for row in self._rows)
 
     @torch.no_grad()
     def read(self, tokens: Tensor, attention_mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
@@ -85,7 +80,6 @@ class RecomputeReader(Reader):
             super().pass_over(tokens)
             return
         self._follow(tokens.to(self.model.device))
-        self._cache = None  # it would lack these tokens
         self._columns += tokens.shape[1]
 
     def _follow(self, tokens: Tensor) -> Tensor:
@@ -100,9 +94,7 @@ class RecomputeReader(Reader):
         ids, parts = self._follow(tokens), []
         first = max(0, min(length, size - read))  # so many of the tokens share the first window
         if first > length - keep:
-            parts.append(self._go_on(ids[:, : read + first], first, read + first < size))
-        elif first:
-            self._cache = None  # it would lack these tokens
+            parts.append(self._logits(ids[:, : read + first], first))
         if whole := min(keep, length - first):
             parts.append(self._windows(ids[:, ids.shape[1] - whole - size + 1 :]))
         return torch.cat(parts, dim=1)[:, -keep:]
@@ -114,25 +106,9 @@ class RecomputeReader(Reader):
         parts = [self._logits(part, 1) for part in windows.split(max(1, _AT_ONCE // size))]
         return torch.cat(parts).unflatten(0, (len(ids), -1)).flatten(1, 2)
 
-    def _go_on(self, window: Tensor, new: int, more: bool) -> Tensor:
-        """Logits of the ``new`` last tokens of the first window, of which ``more`` come in a later call."""
-        if more or self._cache is not None:
-            if self._cache is None:
-                self._cache = DynamicCache(config=self.model.config)
-                forget_media(self.model)
-            else:
-                window = window[:, -new:]
-            logits = self._logits(window, new, **cache_argument(self.model, self._cache), use_cache=True)
-        else:
-            logits = self._logits(window, new)
-        if not more:
-            self._cache = None
-        return logits
-
-    def _logits(self, ids: Tensor, last: int, **arguments: object) -> Tensor:
-        if self._keeps:
-            arguments["logits_to_keep"] = last
-        logits: Tensor = self.model(input_ids=ids, **{"use_cache": False, **arguments}).logits
+    def _logits(self, ids: Tensor, last: int) -> Tensor:
+        more = {"logits_to_keep": last} if self._keeps else {}
+        logits: Tensor = self.model(input_ids=ids, use_cache=False, **more).logits
         return logits[:, -last:]
 
     def _read_rows(self, tokens: Tensor, valid: Tensor, keep: int) -> Tensor:
@@ -141,7 +117,7 @@ class RecomputeReader(Reader):
                 reader = RecomputeReader(self.model, self.policy)
                 reader._read, reader._ids = self._read, None if self._ids is None else self._ids[row : row + 1]
                 self._rows.append(reader)
-            self._ids = self._cache = None
+            self._ids = None
         result: Tensor | None = None
         for row, reader in enumerate(self._rows):
             row_valid, row_kept = valid[row], valid[row, -keep:]
@@ -256,13 +232,8 @@ class CacheReader(Reader):
 def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128, quantized: str | None = None) -> Reader:
     """A reader of ``model`` under a policy: the object, its name, or ``{"name": …, setting: …}``.
 
-    Args:
-        chunk: most tokens that a cache takes at once; the result does not depend on it.
-        quantized: ``"int8"`` or ``"int4"``: keep what is neither pinned nor new as integers, under a policy of slots.
-
-    Raises:
-        UnknownNameError, ConfigurationError: no such policy, a setting it refuses, or one that cannot be quantised.
-        UnsupportedModelError: it cannot be had with this model; see :class:`~sinklab.streaming.cache.PolicyCache`.
+    ``chunk`` is the most tokens that a cache takes at once, on which the result does not depend; ``quantized`` as for
+    :class:`~sinklab.streaming.cache.PolicyCache`, which says, too, which models cannot have a policy of slots.
     """
     model = inside(model)
     made = policies.make(policy)

@@ -49,17 +49,12 @@ def save_state(
 ) -> None:
     """Write a cache, or a reader's, so that going on from the file equals going on now, bit for bit on the same device.
 
-    The file is whole or not there: it is written beside its place and then moved. It has the keys and values, which token
-    is in which slot, the policy, and a fingerprint of the model, whose weights it does not have.
-
-    Args:
-        notes, tensors: kept beside it, for the caller; notes are JSON.
-        overwrite: replace a file that is there.
+    The file is whole or not there. It has the keys and values, which token is in which slot, the policy, and a fingerprint of
+    the model, whose weights it does not have. ``notes``, which are JSON, and ``tensors`` are kept beside, for the caller.
 
     Raises:
         ConfigurationError: nothing has been read yet, or a reader that keeps no cache of slots.
-        InputError: the directory is not there, or what is at the path is not replaced
-            (:func:`~sinklab.results.file.check_file`).
+        InputError: no such directory, or a file that is not replaced (:func:`~sinklab.results.file.check_file`).
     """
     path = Path(path)
     check_file(path, overwrite, "path")

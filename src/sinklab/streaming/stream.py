@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +17,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import PolicySpec
-from sinklab.results.environment import require_function, require_whole
-from sinklab.results.progress import DONE
+from sinklab.results.environment import require_whole
 from sinklab.streaming.base import Reader, Telemetry
 from sinklab.streaming.decoding import Sampler, Sampling, StreamedToken, TextDecoder, Tokenizer
 from sinklab.streaming.host import BOUNDARIES, require_one_text
@@ -120,10 +118,8 @@ class Stream:
 
         Raises:
             InputError: nothing to read, text without a tokenizer, or ids that the model does not have.
-            ConfigurationError: another number of rows than before, several documents packed into a row, or a ``progress`` that
-                is no function.
+            ConfigurationError: another number of rows than before, or several documents packed into a row.
         """
-        require_function("progress", progress, DONE)
         ids, mask = self._rows(given, attention_mask)
         if self._ended and len(ids) != len(self._ended):
             raise ConfigurationError(f"the stream has {len(self._ended)} rows and is fed {len(ids)}; begin another one")
@@ -141,7 +137,6 @@ class Stream:
 
     def read_on(self, *, progress: Callable[[int, int], None] | None = None) -> Stream:
         """Read what a :meth:`feed` that was ended within has left, if anything, with its ``progress``; returns the stream."""
-        require_function("progress", progress, DONE)
         total = self.unread
         while self._unread is not None:
             (ids, mask), self._unread = self._unread, None  # what a model refuses is not read again
@@ -303,16 +298,10 @@ class Stream:
 
     @classmethod
     def load(cls, path: str | Path, model: PreTrainedModel, *, tokenizer: Tokenizer | None = None, **changes: Any) -> Stream:
-        """Go on with a stream that :meth:`save` wrote.
+        """Go on with a stream that :meth:`save` wrote, with the same model and tokenizer.
 
-        Args:
-            model: the same model with the same weights.
-            tokenizer: as before.
-            changes: other settings than before; a change of the sampling begins its draws anew, and to temperature 0 ends them.
-
-        Raises:
-            InputError: a file that cannot be used, or was written with another model.
-            ConfigurationError: a change of the policy, or of what is kept.
+        ``changes`` are other settings than before, but for the policy and what is kept; a change of the sampling begins its
+        draws anew, and to temperature 0 ends them. A file of another model is an :class:`InputError`.
         """
         if fixed := changes.keys() & {"policy", "keep"}:
             raise ConfigurationError(f"{min(fixed)} cannot change a stream that goes on; begin another one")
@@ -345,17 +334,10 @@ def stream(
         prompt: text or ids, of any length; a list of them makes a batch.
         max_new_tokens: end after so many; otherwise only stop tokens and stop strings end it.
         settings: as :class:`Stream` has them.
-
-    Raises:
-        TypeError: a setting that a stream has not.
     """
     if max_new_tokens is not None:
         require_whole("max_new_tokens", max_new_tokens, 1)
-    known = list(inspect.signature(Stream).parameters)[1:]
-    if unknown := sorted(settings.keys() - set(known)):
-        raise TypeError(f"stream() got an unexpected keyword argument {unknown[0]!r}; its settings are {', '.join(known)}")
-    source = Stream(model, **settings).feed(prompt)
-    return _tokens(source, max_new_tokens)
+    return _tokens(Stream(model, **settings).feed(prompt), max_new_tokens)
 
 
 def _tokens(source: Stream, count: int | None) -> Iterator[StreamedToken]:

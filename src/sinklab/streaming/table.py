@@ -30,15 +30,10 @@ _AHEAD = 32
 
 
 class SlotTable:
-    """Each token is in the slot that the policy gives it, pinned ones first; one table for all layers of a cache.
+    """Each token is in the slot that the policy gives it, pinned ones first; one table, on the CPU, for all layers of a cache.
 
     Tokens are counted row by row, padding left out. As long as no row has had padding all rows agree, and the tables have one
     row for all (``rows`` is 1).
-
-    Args:
-        policy: what is held.
-        device: of the model; the tables are on the CPU.
-        model: it belongs to; kept as a weak reference.
 
     Attributes:
         seen, base: tokens of every row, and the one that has position 0 (see :meth:`rebase`), int64 ``(rows,)``.

@@ -162,15 +162,11 @@ _ROUNDED = {torch.float64: 2e-3, torch.float32: 2e-3, torch.float16: 2e-2, torch
 float32 in any model, at the positions of the probe, and of the products. A wrong layout is off by about 1."""
 
 
+ANEW = ". The policy 'recompute' encodes the window anew and works"
+
+
 class FixedPositions(UnsupportedModelError):
-    """What is cached cannot be moved to another position, as every cache of a window does, for the ``reason``."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason}. The policy 'recompute' encodes the window anew and works")
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[type[FixedPositions], tuple[str]]:
-        return FixedPositions, (self.reason,)
+    """What is cached cannot be moved to another position, as every cache of a window does."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -272,7 +268,7 @@ def _read(model: PreTrainedModel) -> KeyRotations:
     if _has_ordered_bias(model):
         raise FixedPositions(
             f"{name} adds a bias that counts the keys between key and query (ALiBi and its kin), and those that have left "
-            "cannot be counted"
+            f"cannot be counted{ANEW}"
         )
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModelError(
@@ -297,11 +293,11 @@ def _read(model: PreTrainedModel) -> KeyRotations:
                 raise FixedPositions(
                     f"the first layer of {name} has values without positions and layer {index} has not: a token alone gives "
                     "itself a weight that depends on its position, so scores are those of positions and not of their "
-                    "differences, and keys cannot keep their places"
+                    f"differences, and keys cannot keep their places{ANEW}"
                     if layers
                     else f"{name} adds positions to its hidden states (learned or sinusoidal embeddings): what is cached "
                     "cannot be moved to another position, and with its original positions a stream soon has more than the "
-                    "model was made for"
+                    f"model was made for{ANEW}"
                 )
             latent.add(index)
             keys, values = values, keys
@@ -464,7 +460,7 @@ def require_differences(model: PreTrainedModel, rotations: KeyRotations) -> None
             raise FixedPositions(
                 f"{type(model).__name__} has scores of positions themselves and not of their differences: operation "
                 f"{operation.name!r} maps queries and keys after they are rotated. Keys that keep their places would give "
-                "other scores with every token from which positions are counted"
+                f"other scores with every token from which positions are counted{ANEW}"
             )
 
 

@@ -259,9 +259,6 @@ class _Spy(Watcher):
         assert call.head_outputs is not None
         self.outputs.append(call.head_outputs.clone())
 
-    def merge(self, other: _Spy) -> None:
-        self.outputs += other.outputs
-
 
 def _outputs(model: nn.Module, inputs: Inputs, edits: Edits) -> Tensor:
     """Logits or last hidden states."""

@@ -58,7 +58,7 @@ def check_probe(probe_class: type[Probe], **parameters: object) -> None:
     - *logits unchanged*: bit-identical with and without the probe;
     - *rows*: the columns of the schema, one of its metrics with values inside its range, finite values, counts of
       at least 1, whole numbers for layers, heads and positions, no two rows for one place, and the same rows when asked twice;
-    - *batch size*, *split and merge*, *left padding*, *right padding*: the same rows as from the samples one by one.
+    - *batch size*, *order*, *left padding*, *right padding*: the same rows as from the samples one by one.
 
     Args:
         probe_class: a concrete subclass of :class:`Probe`.
@@ -95,9 +95,8 @@ def check_probe(probe_class: type[Probe], **parameters: object) -> None:
         together = _check_rows(checks, probe_class, measure([{"input_ids": torch.cat(same)}]))
         _check_same(checks, together, one_by_one, f"batch size ({name})")
 
-        half = measure({"input_ids": sample} for sample in samples[:1])
-        half.merge(measure({"input_ids": sample} for sample in samples[1:]))
-        _check_same(checks, _check_rows(checks, probe_class, half), rows, f"split and merge ({name})")
+        backwards = measure({"input_ids": sample} for sample in reversed(samples))
+        _check_same(checks, _check_rows(checks, probe_class, backwards), rows, f"order ({name})")
         for side in ("left", "right"):
             as_batch = _check_rows(checks, probe_class, measure([padded(samples, side)]))
             _check_same(checks, as_batch, rows, f"{side} padding ({name})")

@@ -68,8 +68,7 @@ class OptimizerConfig(Section):
     """Optimiser of the run; the numbers mean what they mean in ``torch.optim``."""
 
     name: Literal["adamw", "adam", "sgd"] = Field(
-        "adamw",
-        description="adamw (fused), adam (decay through the gradient), or sgd",
+        "adamw", description="adamw (fused), adam (decay through the gradient), or sgd"
     )
     learning_rate: float = Field(5e-3, gt=0, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(

@@ -148,13 +148,7 @@ def _over_all(results: Sequence[Result], out: Path, tell: Callable[[str], None])
 
 
 def chosen(
-    names: list[str],
-    *,
-    source: str | None,
-    all_claims: bool,
-    scale: str,
-    base: str | None = None,
-    on_models: bool = False,
+    names: list[str], *, source: str | None, all_claims: bool, scale: str, base: str | None = None, on_models: bool = False
 ) -> list[str]:
     """The claims that a command line asks for. Raises as :func:`reproduce`."""
     check_word(scale, SCALES, "scale")

@@ -7,13 +7,7 @@ from typing import Any
 
 from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, Say, counted, number
 from sinklab_claims.contract.claim import ROWS
-from sinklab_claims.verdict.records import (
-    ClaimFound,
-    ModelFound,
-    PartFound,
-    deciding_part,
-    published_effects,
-)
+from sinklab_claims.verdict.records import ClaimFound, ModelFound, PartFound, deciding_part, published_effects
 
 EVIDENCE = {
     "toy": "models of ours on a synthetic language or task",

@@ -40,16 +40,7 @@ from sinklab.results.version import __version__
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.process import chosen_dtype
 from sinklab.training.tokenizer import hash_key
-from sinklab_claims.contract.claim import (
-    BASELINE,
-    Base,
-    Changes,
-    ReadOut,
-    Scale,
-    Times,
-    Variant,
-    base_config,
-)
+from sinklab_claims.contract.claim import BASELINE, Base, Changes, ReadOut, Scale, Times, Variant, base_config
 from sinklab_claims.contract.trained import STREAMED, Checkpoint, TrainedModel
 from sinklab_claims.reproduce.claims import claim_called
 

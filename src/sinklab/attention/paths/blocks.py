@@ -97,15 +97,9 @@ def _through_autograd(
         elif visible is not None and visible.shape[2] > 1:
             mask = visible[:, :, start:stop]
         output, mass = checkpoint(
-            block,
-            queries[:, :, start:stop],
-            keys[:, :, :last],
-            inputs.values[:, :, :last],
-            mask,
-            None if null_scores is None else null_scores[:, :, start:stop],
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
+            block, queries[:, :, start:stop], keys[:, :, :last], inputs.values[:, :, :last], mask,
+            None if null_scores is None else null_scores[:, :, start:stop], use_reentrant=False, preserve_rng_state=False,
+        )  # fmt: skip
         outputs.append(output)
         masses.append(mass)
     return torch.cat(outputs, dim=2), torch.cat(masses, dim=2) if needs_mass else None

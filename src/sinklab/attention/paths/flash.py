@@ -87,28 +87,17 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
     queries, keys = queries.to(inputs.values.dtype), keys.to(inputs.values.dtype)
     if null_scores is None:
         outputs = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            inputs.values,
-            attn_mask=inputs.visible,
-            is_causal=inputs.causal,
-            scale=inputs.scaling,
+            queries, keys, inputs.values, attn_mask=inputs.visible, is_causal=inputs.causal, scale=inputs.scaling,
             enable_gqa=queries.shape[1] != keys.shape[1],
-        )
+        )  # fmt: skip
         return operation.finish(outputs, None, inputs.state)
     exact = torch.promote_types(queries.dtype, torch.float32)
     null_value = operation.null_value(inputs.state)
     outputs = _NullSoftmax.apply(
-        _dense(queries),
-        _dense(keys),
-        _dense(inputs.values),
-        null_scores.to(exact).expand(queries.shape[:3]),
-        null_value if null_value is None else null_value.to(exact).expand(queries.shape[1], -1),
-        inputs.visible,
-        inputs.causal,
-        inputs.scaling,
-        _by_cudnn(queries),
-    )
+        _dense(queries), _dense(keys), _dense(inputs.values), null_scores.to(exact).expand(queries.shape[:3]),
+        null_value if null_value is None else null_value.to(exact).expand(queries.shape[1], -1), inputs.visible, inputs.causal,
+        inputs.scaling, _by_cudnn(queries),
+    )  # fmt: skip
     return operation.shift_and_gate(outputs, inputs.state)
 
 

@@ -65,15 +65,10 @@ def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
     if not torch.is_grad_enabled():  # on a CPU it refuses parameters, gradients or not
         queries, keys, values = queries.detach(), keys.detach(), values.detach()
     outputs, statistics = _kernel(queries.device)(
-        queries,
-        keys,
-        values,
-        score_mod=None if operation.is_softmax else _score_rule(operation, inputs, visible),
-        block_mask=_mask(inputs, visible),
-        scale=inputs.scaling,
-        enable_gqa=queries.shape[1] != keys.shape[1],
+        queries, keys, values, score_mod=None if operation.is_softmax else _score_rule(operation, inputs, visible),
+        block_mask=_mask(inputs, visible), scale=inputs.scaling, enable_gqa=queries.shape[1] != keys.shape[1],
         return_aux=AuxRequest(lse=True),
-    )
+    )  # fmt: skip
     log_sum = statistics.lse
     assert log_sum is not None  # it was asked for
     # A row without anything to attend to is 0, whatever the kernel makes of 0 / 0.

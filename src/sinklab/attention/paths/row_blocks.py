@@ -259,11 +259,8 @@ def row_attention(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Weights times values, and the null mass; differentiable in queries, keys, values and null scores, once.
 
-    Args:
-        queries, keys, values: as in :class:`~sinklab.attention.operation.Inputs`, of one dtype.
-        visible: boolean ``(batch or 1, num_heads or 1, q_len or 1, kv_len or 1)``, or ``None``.
-        null_scores: ``(batch, num_heads, q_len)`` or ``None``.
-        operation: what :func:`kernel_key` made of an operation.
+    Arguments are those of :class:`~sinklab.attention.operation.Inputs`, of one dtype; null scores ``(batch, num_heads, q_len)``
+    or ``None``; ``operation`` is what :func:`kernel_key` made of one.
 
     Returns:
         ``(batch, num_heads, q_len, value_dim)`` in the dtype of the queries, and float32 (or float64)

@@ -59,12 +59,8 @@ def compute(
 ) -> tuple[Tensor, Tensor | None]:
     """Head outputs ``(batch, num_heads, q_len, value_dim)`` and, on the plain path, weights on real keys.
 
-    Args:
-        path: ``auto`` or a key of :data:`PATHS`.
-        need_weights: the caller wants the weights, which only the plain path has.
-
-    Raises:
-        ConfigurationError: an unknown path, one that cannot serve the call, or weights asked of one that has none.
+    ``path`` is ``auto`` or a key of :data:`PATHS`; one that cannot serve the call, or has not the weights that are needed, is a
+    :class:`ConfigurationError`.
     """
     device = inputs.queries.device.type
     if torch.is_autocast_enabled(device):
@@ -88,16 +84,9 @@ def compute(
     if path != "plain":
         return _MODULES[path].head_outputs(operation, inputs), None
     return operation.head_outputs(
-        inputs.queries,
-        inputs.keys,
-        inputs.values,
-        inputs.mask(),
-        inputs.scaling,
-        inputs.state,
-        softcap=inputs.softcap,
-        bias=inputs.bias,
-        dropout=inputs.dropout,
-    )
+        inputs.queries, inputs.keys, inputs.values, inputs.mask(), inputs.scaling, inputs.state, softcap=inputs.softcap,
+        bias=inputs.bias, dropout=inputs.dropout,
+    )  # fmt: skip
 
 
 def set_attention_path(model: nn.Module, path: str) -> None:

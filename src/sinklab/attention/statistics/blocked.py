@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from sinklab.attention.call import AttentionCall, Site, Statistics
-from sinklab.attention.operation import ROW_SUM, Operation
+from sinklab.attention.operation import ROW_SUM
 from sinklab.attention.visibility import Band, Causal, Everything, TileState, Visibility
 from sinklab.registry import operations
 
@@ -160,8 +160,7 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str]) -> Statistics
     counted = None if call.all_counted else call.counted
     columns = torch.zeros(*shape, call.kv_len, dtype=dtype, device=device)
     share = columns if operation.normalized else torch.zeros_like(columns)
-    fields: dict[str, list[Tensor]] = {name: [] for name in _row_fields(needs, operation)}
-
+    fields: dict[str, list[Tensor]] = {}
     for start, stop in call.blocks():
         scores = call.scores(start, stop)
         visible = call.visible.block(start, stop, 0, call.kv_len)
@@ -181,9 +180,9 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str]) -> Statistics
             columns += weights.sum(dim=2)
             if share is not columns:
                 share += sole.sum(dim=2)
-        for name, value in _row_values(call, fields.keys(), scores, visible, weights, sole, start, stop).items():
+        for name, value in _row_values(call, needs, scores, visible, weights, sole, start, stop).items():
             zero = value if counted is None else value.masked_fill(~counted[:, None, start:stop], 0.0)
-            fields[name].append(zero)
+            fields.setdefault(name, []).append(zero)
 
     statistics = Statistics()
     for name, parts in fields.items():
@@ -194,42 +193,26 @@ def blocked_statistics(call: AttentionCall, needs: frozenset[str]) -> Statistics
     return statistics
 
 
-def _row_fields(needs: frozenset[str], operation: Operation) -> list[str]:
-    """Names of the row fields that the needs ask for and the operation has."""
-    names = {"mass": ["row_mass"], "entropy": ["row_entropy"], "maximum": ["row_max"], "scores": ["score_mean"]}
-    if operation.normalized:
-        names["mass"].append("null_mass")
-    if operation.is_softmax:
-        names["log_sum_exp"] = ["log_sum_exp"]
-    return [name for need, fields in names.items() if need in needs for name in fields]
-
-
 def _row_values(
-    call: AttentionCall,
-    wanted: Collection[str],
-    scores: Tensor,
-    visible: Tensor,
-    weights: Tensor,
-    sole: Tensor,
-    start: int,
-    stop: int,
-) -> dict[str, Tensor]:
-    """The row fields of one block, each ``(batch, num_heads, block)``."""
+    call: AttentionCall, needs: frozenset[str], scores: Tensor, visible: Tensor, weights: Tensor, sole: Tensor,
+    start: int, stop: int,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The row fields of one block that the needs ask for and the operation has, each ``(batch, num_heads, block)``."""
     values: dict[str, Tensor] = {}
-    if "log_sum_exp" in wanted:
-        values["log_sum_exp"] = torch.logsumexp(scores.masked_fill(~visible, float("-inf")), dim=-1)
-    if "null_mass" in wanted:
-        values["null_mass"] = call.null_mass(start, stop, scores)
-    if "row_mass" in wanted:
+    if "mass" in needs:
         values["row_mass"] = weights.sum(dim=-1)
-    if "row_entropy" in wanted:
+        if call.operation.normalized:
+            values["null_mass"] = call.null_mass(start, stop, scores)
+    if "entropy" in needs:
         values["row_entropy"] = torch.special.entr(sole).sum(dim=-1)
-    if "row_max" in wanted:
+    if "maximum" in needs:
         values["row_max"] = weights.amax(dim=-1)
-    if "score_mean" in wanted:
+    if "scores" in needs:
         seen = visible.sum(dim=-1).clamp(min=1)
         values["score_mean"] = scores.masked_fill(~visible, 0.0).sum(dim=-1) / seen
-    return {name: value for name, value in values.items() if name in wanted}
+    if "log_sum_exp" in needs and call.operation.is_softmax:
+        values["log_sum_exp"] = torch.logsumexp(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    return values
 
 
 TOKENS = 200
@@ -250,18 +233,10 @@ def agrees(
     positions = torch.arange(TOKENS, device=device).expand(2, -1)
     for visible in (Causal(0, device), Everything(device)):
         call = AttentionCall(
-            site=Site("self-check", 0),
-            queries=queries,
-            keys=keys,
-            values=keys,
-            scaling=head_dim**-0.5,
-            visible=visible,
-            operation=operations.make("softmax"),
-            query_positions=positions,
-            key_positions=positions,
-            query_documents=torch.zeros_like(positions),
-            key_documents=torch.zeros_like(positions),
-        )
+            site=Site("self-check", 0), queries=queries, keys=keys, values=keys, scaling=head_dim**-0.5, visible=visible,
+            operation=operations.make("softmax"), query_positions=positions, key_positions=positions,
+            query_documents=torch.zeros_like(positions), key_documents=torch.zeros_like(positions),
+        )  # fmt: skip
         reference = blocked_statistics(call, frozenset({"columns", "log_sum_exp"}))
         call.log_sum_exp = reference.log_sum_exp
         try:

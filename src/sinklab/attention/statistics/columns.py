@@ -104,21 +104,16 @@ _FEW_PAIRS = 2**14
 def column_statistics(
     call: AttentionCall, needs: frozenset[str] = frozenset({"columns"}), *, method: Method = "auto"
 ) -> Statistics:
-    """Reduce a call to O(q_len + kv_len) numbers per head.
+    """Reduce a call to O(q_len + kv_len) numbers per head: float32, or float64 for a float64 call.
 
     Args:
-        call: the call; on any device, in any dtype. Statistics come in float32, in float64 for a float64 call.
-        needs: which groups of fields to fill, keys of :data:`sinklab.attention.probe.NEEDS`. Names there that are not
-            statistics of the weights (``head_outputs``, ``hidden_states``, …) are allowed and change nothing here.
+        needs: which groups of fields to fill, keys of :data:`sinklab.attention.probe.NEEDS`; those that are no statistics of
+            weights (``head_outputs``, ``hidden_states``, …) change nothing here. Other fields are ``None``.
         method: ``auto`` takes the fastest exact way that serves the call; any other name is used or refused, never replaced.
             Only under ``auto`` do scores beyond some thousands, which leave ``fused`` too few digits, go to ``blocked``.
 
-    Returns:
-        Statistics with the fields of ``needs`` filled; all others are ``None``.
-
     Raises:
-        ConfigurationError: an unknown need or method, a log-sum-exp of the wrong shape, or a method that cannot serve this
-            call.
+        ConfigurationError: an unknown need or method, a log-sum-exp of the wrong shape, or a method that cannot serve the call.
         LargeScoresError: ``fused`` was asked for by name, and scores leave it too few digits.
     """
     unknown = sorted(needs - NEEDS.keys())

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from sinklab.attention.anatomy import attending_layers, layers_without_attention
+from sinklab.attention.anatomy import attending_layers, layers_without_attention, over_depth
 from sinklab.attention.call import Part
 from sinklab.corpora._reading import Reading
 from sinklab.corpora.samples import Samples
@@ -149,6 +149,8 @@ def _notes(loaded: LoadedModel, normalized: bool, tier: str | None) -> Iterator[
             "weights for every attention module, rows that sum to one, causality; not that these weights made the outputs. In "
             "place of scores, maps show the logarithm of the weights."
         )
+    if depth := over_depth(loaded.model):
+        yield f"Attention over earlier blocks, whose keys are no tokens, is left out: {counted(len(depth), 'module')}."
     if others := layers_without_attention(loaded.model.config):
         kinds = ", ".join(f"{count} of kind {kind}" for kind, count in others.items())
         yield f"Without attention weights: {counted(sum(others.values()), 'layer')} ({kinds})."

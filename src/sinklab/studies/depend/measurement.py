@@ -22,7 +22,7 @@ from sinklab.results.intervals import LEVEL, Interval, function_over_items, mean
 from sinklab.results.progress import SinklabWarning
 from sinklab.sinks import find_sinks
 from sinklab.streaming.limits import most_slots
-from sinklab.streaming.traits import FixedPositions, read_rotations
+from sinklab.streaming.traits import ANEW, FixedPositions, read_rotations
 from sinklab.studies.depend.found import SCORES, NoIndex, Outcome, Point, PolicyScore
 from sinklab.studies.depend.harness import Contenders, Prepared, Scored
 
@@ -153,8 +153,8 @@ def require_windows(loaded: LoadedModel) -> None:
         read_rotations(loaded.model)
     except FixedPositions as error:
         raise UnsupportedModelError(
-            f"{error.reason}. depend compares caches of a window with and without the sink, which this model cannot have; "
-            "'sinklab causes' asks what its sinks do on whole texts"
+            f"{str(error).removesuffix(ANEW)}. depend compares caches of a window with and without the sink, which this model "
+            "cannot have; 'sinklab causes' asks what its sinks do on whole texts"
         ) from None
     except UnsupportedModelError:
         pass  # said of the policy that cannot be had, which need not be one of the two

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -172,14 +172,6 @@ class NoOpCertificate(Probe):
         if self._null:
             return torch.full(shape, call.kv_len)
         return self.sinks.keys(call).cpu()[:, None, queries].expand(shape)
-
-    def merge(self, other: Self) -> None:
-        for name in ("sink_position", "max_queries", "delta", "tolerance"):
-            if getattr(self, name) != getattr(other, name):
-                raise ConfigurationError(
-                    f"two certificates with {name} {getattr(self, name)} and {getattr(other, name)} measure different things"
-                )
-        self.found += other.found
 
     def rows(self) -> Iterator[Row]:
         sites = {layer.site.module: layer.site for layer in self.found}
