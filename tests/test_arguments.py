@@ -222,23 +222,14 @@ def test_a_name_is_no_probe(small_model):
 
 
 def test_dotted_paths_take_yaml():
-    config = with_overrides(
-        PretrainingConfig(),
-        ["model.window=64", "optimizer.betas=[0.8,0.99]", "training.compile=false", "data.corpus=./texts", "name=windowed"],
-    )
+    changes = ("model.window=64", "optimizer.betas=[0.8,0.99]", "training.compile=false", "data.corpus=./texts")
+    more = ("name=windowed", "optimizer.learning_rate=1e-3", "data.revision=2024-01-01", "training.threads=null")
+    config = with_overrides(PretrainingConfig(), [*changes, *more])
     assert config.model.window == 64
     assert config.optimizer.betas == (0.8, 0.99)
-    assert config.training.compile is False
-    assert (config.data.corpus, config.name) == ("./texts", "windowed")
-
-
-def test_a_number_in_exponent_notation_is_a_number():
-    assert with_overrides(PretrainingConfig(), ["optimizer.learning_rate=1e-3"]).optimizer.learning_rate == 0.001
-
-
-def test_null_clears_a_field():
-    config = PretrainingConfig(model=Architecture(window=8))
-    assert with_overrides(config, ["model.window=null"]).model.window is None
+    assert config.optimizer.learning_rate == 0.001
+    assert (config.training.compile, config.training.threads) == (False, None)
+    assert (config.data.corpus, config.name, config.data.revision) == ("./texts", "windowed", "2024-01-01")
 
 
 def test_another_operation_drops_the_settings_of_the_former():

@@ -268,7 +268,7 @@ for module in pkgutil.iter_modules(sinklab.report.__path__, "sinklab.report."): 
 for kind in sinklab.registry.KINDS.values(): [kind.summary(name) for name in kind.names()]
 from tests.command_line import CliRunner
 from sinklab.cli.app import app
-assert CliRunner().invoke(app, ["list"]).exit_code == 0
+assert CliRunner().invoke(app, ["list"]).exit_code == CliRunner().invoke(app, ["claims"]).exit_code == 0
 assert CliRunner().invoke(app, ["audit", "--help"]).exit_code == 0
 """
 """The package, results, pages, names of plug-ins, lists and help."""

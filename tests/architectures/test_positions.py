@@ -9,10 +9,12 @@ from sinklab.attention.anatomy import over_depth
 from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
 from sinklab.attention.session import attend
+from sinklab.probes.attention_received import AttentionReceived
 from sinklab.probes.sink_rate import SinkRate
+from sinklab.results.progress import SinklabWarning
 
 from .harness import STEPS, Recorded, Recorder, decode, recorded
-from .zoo import LENGTH, PADDING, VOCAB, ZOO, Entry, batch_of, build, grouped, model_of
+from .zoo import LENGTH, PADDING, VOCAB, ZOO, Entry, batch_of, build, grouped, model_of, shape
 
 WINDOW = 4
 SLIDING_FAMILIES = ("mistral", "gemma3", "olmo3", "gpt_oss", "phi3", "cohere2")
@@ -197,3 +199,44 @@ def test_blocks_of_a_model_are_no_tokens() -> None:
     assert found.groupby("module", sort=False).value.mean().tolist() == pytest.approx(expected)
     assert len(over_depth(model)) == 8  # in front of every sublayer but the first, and of the head
     assert not looks_ahead(model)
+
+
+def test_a_head_whose_weights_are_used_twice_is_counted_once() -> None:
+    """DiffLlama calls with the same queries and keys for each half of its values; heads are subtracted behind both calls."""
+    model = build(Entry("diffllama", "decoder", "DiffLlamaForCausalLM", grouped()))
+    ids = torch.randint(2, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        weights = torch.stack(model(input_ids=ids, use_cache=False, output_attentions=True).attentions)
+        with attend(model, [AttentionReceived()]) as session, pytest.warns(SinklabWarning, match="subtract some heads"):
+            model(input_ids=ids, use_cache=False)
+    table = session.table()
+    found = table[(table.metric == "mean_weight") & (table.key_position == 0) & table["head"].notna()]
+    assert (found["count"] == 2 * LENGTH).all()
+    assert found.value.tolist() == pytest.approx(weights[..., 0].double().mean((1, 3)).flatten().tolist(), rel=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DeepseekV4ForCausalLM"), reason="transformers has no DeepSeek V4 yet")
+@pytest.mark.parametrize("window", [64, 16])
+def test_keys_that_stand_for_several_tokens_have_no_position(window: int) -> None:
+    """DeepSeek V4 puts compressed keys behind those of the tokens, also where a text is longer than its sliding window."""
+    small = shape(
+        num_key_value_heads=2, num_hidden_layers=3, head_dim=8, q_lora_rank=16, qk_rope_head_dim=4, index_topk=6,
+        index_head_dim=8, index_n_heads=2, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2,
+        sliding_window=window, bos_token_id=1, eos_token_id=2,
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+    )  # fmt: skip
+    model = build(Entry("deepseek_v4", "decoder", "DeepseekV4ForCausalLM", small))
+    ids = torch.randint(2, VOCAB, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        weights = model(input_ids=ids, use_cache=False, output_attentions=True).attentions
+        with attend(model, [AttentionReceived()]) as session:
+            model(input_ids=ids, use_cache=False)
+    assert weights[1].shape[-1] > 40
+    table = session.table()
+    table = table[(table.metric == "mean_weight") & table["head"].notna()]
+    assert table.key_position.max() == 39
+    for layer, own in enumerate(weights):
+        found = table[(table.layer == layer) & (table.key_position == 3)].sort_values("head")
+        seen = (own[..., 3] > 0).sum((0, 2)).double()
+        expected = own[..., 3].double().sum((0, 2)) / seen.clamp(min=1)
+        assert found.value.tolist() == pytest.approx(expected.tolist(), rel=1e-4)

@@ -26,7 +26,7 @@ MORE = {
     entry.id: entry
     for entry in (
         Entry("bitnet", "decoder", "BitNetForCausalLM", grouped()),
-        Entry("diffllama", "decoder", "DiffLlamaForCausalLM", grouped(), 4),
+        Entry("diffllama", "decoder", "DiffLlamaForCausalLM", grouped()),
         Entry(
             "modernbert_decoder",
             "decoder",
@@ -57,7 +57,7 @@ FAMILIES = {**{entry.id: entry for entry in MEASURED}, **MORE}
 FOUND: dict[str, tuple[str, ...]] = {
     "self_attn.o_proj": (
         "llama", "llama4", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "gemma", "gemma2", "gemma3",
-        "phi3", "olmo2", "olmo3", "stablelm", "cohere", "cohere2", "granite",
+        "phi3", "olmo2", "olmo3", "stablelm", "cohere", "cohere2", "granite", "nanochat",
         "nemotron", "starcoder2", "smollm3",
         "deepseek_v2", "deepseek_v3", "deepseek_v32", "gpt_oss", "granite_swa", "mimo_v2_flash", "bamba", "afmoe",
     ),

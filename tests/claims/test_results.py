@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -288,13 +286,6 @@ class TestClaims:
     )
     def test_unknown_words_are_refused_with_the_nearest(self, arguments, complaint):
         assert complaint in run("claims", *arguments, status=2).stderr.replace("\n", " ")
-
-    def test_listing_needs_no_torch(self):
-        program = "import sys; from sinklab.cli.app import app\ntry: app(['claims'])\nexcept SystemExit: pass\n"
-        done = subprocess.run(
-            [sys.executable, "-c", f"{program}print('torch' in sys.modules)"], capture_output=True, text=True, check=True
-        )
-        assert done.stdout.endswith("False\n")
 
 
 class TestChosen:

@@ -185,11 +185,7 @@ def test_names_win_over_files_of_the_same_name(tmp_path, monkeypatch):
     (tmp_path / "random_tokens").write_text("a text of the same name")
     assert resolve_corpus("random_tokens").name == "random_tokens"
     assert resolve_corpus("./random_tokens").name == "text_file"
-
-
-def test_a_file_needs_no_suffix(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes").write_text("some words")
+    (tmp_path / "notes").write_text("some words")  # a file needs no suffix
     assert resolve_corpus("notes").name == "text_file"
 
 

@@ -15,7 +15,6 @@ from sinklab.interventions.hide_key import HideKey
 from sinklab.interventions.resample_head import ResampleHead
 from sinklab.interventions.set_activation import SetActivation
 from sinklab.interventions.zero_head import ZeroHead
-from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.testing import tiny_models
 
 
@@ -104,35 +103,6 @@ def test_half_precision_is_rounded_once_at_the_end(tokens):
     calls = [first_call(model, *edits[:number], input_ids=tokens).head_outputs for number in (0, 2)]
     assert {call.dtype for call in calls} == {torch.bfloat16}
     assert torch.equal(calls[1], calls[0])
-
-
-# --- operations without normalisation or with a null score -----------------------------------------------------------------
-
-
-def tiny(operation, **settings):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = SinkLMConfig(
-            vocab_size=50,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            initializer_range=0.3,
-            operation={"name": operation, **settings},
-        )
-        return SinkLM(config).double().eval()
-
-
-def test_sigmoid_scores_are_log_odds(tokens):
-    model = tiny("sigmoid")
-    clean, edited = (first_call(model, *edits, input_ids=tokens) for edits in ([], [Added(place=2, amount=1.5)]))
-    before, after = clean.weights(0, 9)[..., 2:, 2], edited.weights(0, 9)[..., 2:, 2]
-    assert (torch.logit(after) - torch.logit(before) - 1.5).abs().max() < 1e-9
-    rest = [key for key in range(9) if key != 2]
-    assert torch.equal(clean.weights(0, 9)[..., rest], edited.weights(0, 9)[..., rest])
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class AttentionCall:
         log_sum_exp: float32 ``(batch, num_heads, q_len)``, natural logarithm, over visible keys and without the sink logit,
             when the model's own kernel computed it; ``None`` otherwise.
         query_positions, key_positions: int64 ``(batch, q_len)`` and ``(batch, kv_len)``: 0-based position inside the document;
-            -1 marks padding, which is not measured.
+            -1 marks padding, which is not measured, and keys that stand for several tokens, which are of their row's document.
         query_documents, key_documents: int64, same shapes: running number of the document inside its row (packed batches);
             -1 marks padding.
         key_tokens: int64 ``(batch, kv_len)``: id of the token of each key, of a model that was given ``input_ids`` and no

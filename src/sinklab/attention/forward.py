@@ -31,6 +31,7 @@ class Forward:
     starts: Counter[str] = dataclasses.field(default_factory=Counter)  # of the forward of each attention module
     layer_runs: Counter[str] = dataclasses.field(default_factory=Counter)  # counted only where layers run several times
     called: set[str] = dataclasses.field(default_factory=set)  # attention modules whose call has been seen
+    scored: tuple[Tensor, Tensor] | None = None  # queries and keys of the last call
     cross: set[str] = dataclasses.field(default_factory=set)  # those that were given keys from elsewhere
     residuals: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # what entered each layer, if a probe needs it
     embeddings: Tensor | None = None  # what entered the first layer, until the positions of its tokens are known
@@ -61,6 +62,15 @@ class Forward:
             chosen = [record for record in self.early_masks if isinstance(record.mask, Tensor) and _equal(record.mask, mask)]
             self.early_masks += [dataclasses.replace(record, mask=mask) for record in chosen[-1:]]  # the next layer's, too
         return chosen[-1] if chosen else None
+
+    def record_of_tokens(self, mask: object, q_len: int, kv_len: int) -> seam.MaskRecord | None:
+        """What the host said about the first columns of the mask of a call, behind which the model has put keys that stand for
+        several tokens (compressed ones of DeepSeek V4); ``None`` where these columns are not that mask."""
+        if not isinstance(mask, Tensor):
+            return None
+        shorter = [record for record in self.masks if record.q_length == q_len and record.kv_length < kv_len]
+        same = (one for one in shorter if isinstance(one.mask, Tensor) and _equal(one.mask, mask[..., : one.kv_length]))
+        return next(same, None)
 
     def key_tokens(self, key_positions: Tensor, q_len: int) -> Tensor | None:
         """Ids of the tokens of the keys of a self-attention call, int64 ``(batch, kv_len)``, -1 where there is none; ``None``
@@ -267,6 +277,7 @@ def describe_call(
     kv_len = key.shape[2]
     implementation = getattr(native, "__name__", "")
     record = forward.record_of(mask, q_len, kv_len)
+    tokens = forward.record_of_tokens(mask, q_len, kv_len) if record is None else None
     left_to_kernel = record is not None and record.mask is None
     visible, bias = host_arguments.read_mask(
         mask, kwargs, module, implementation, q_len, kv_len, query.device, left_to_kernel=left_to_kernel
@@ -274,7 +285,7 @@ def describe_call(
     decoded = forward.decoded(q_len)
     known_before = record.q_offset if record is not None else forward.goes_on_from
     held, window = kv_len - q_len, kwargs.get("sliding_window")
-    if record is None and site.kind == "self" and window is not None and held >= max(window - 1, 1):
+    if record is None and tokens is None and site.kind == "self" and window is not None and held >= max(window - 1, 1):
         # DiffusionGemma: a canvas behind a prompt, of which a sliding layer holds the end.
         raise UnsupportedModelError(
             f"{site.module} has {held:,} keys from before the call under a window of {window:,}, and the model built no mask "
@@ -282,15 +293,17 @@ def describe_call(
             f"{window - 1:,} tokens in front"
         )
     given_ids = kwargs.get("position_ids")
+    kept = kv_len if tokens is None else tokens.kv_length
     queries, keys = read_positions(
-        record,
+        record or tokens,
         visible,
         forward,
-        (batch, q_len, kv_len),
+        (batch, q_len, kept),
         cross=site.kind == "cross",
         position_ids=forward.position_ids if given_ids is None else given_ids,
         device=query.device,
     )
+    keys = keys.padded(kv_len - kept)
     scaling = kwargs.get("scaling")
     scaling = head_dim**-0.5 if scaling is None else float(scaling)
     operation = seam.operation_of(module, native)

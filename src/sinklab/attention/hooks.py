@@ -209,6 +209,7 @@ class ModelHooks:
             self.now.masks.clear()
             self.now.early_masks.clear()
             self.now.residuals.clear()
+            self.now.scored = None
             if silent and output is not None:
                 raise UnsupportedModelError(
                     f"{silent[0]} ({type(self.anatomy.attention[silent[0]]).__name__}) ran without calling the attention "

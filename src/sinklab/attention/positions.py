@@ -34,6 +34,14 @@ class Positions:
         counted = nn.functional.pad(counted, (0, length - counted.shape[1]), value=-1)
         return Positions(counted, torch.where(counted >= 0, 0, -1))
 
+    def padded(self, number: int) -> Positions:
+        """The same with so many more behind that are no tokens: they stand at no position of the first document."""
+        if not number:
+            return self
+        return Positions(
+            nn.functional.pad(self.positions, (0, number), value=-1), nn.functional.pad(self.documents, (0, number), value=0)
+        )
+
     def without(self, tokens: Tensor) -> Positions:
         """The same with padding where ``tokens``, boolean ``(batch, length)``, is false."""
         return Positions(self.positions.masked_fill(~tokens, -1), self.documents.masked_fill(~tokens, -1))

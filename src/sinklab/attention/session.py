@@ -27,6 +27,7 @@ from sinklab.attention.statistics.columns import LogSumExpCapture, column_statis
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
 from sinklab.results.blocks import counted, front_names
+from sinklab.results.progress import warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,6 +126,7 @@ class Session:
         self._statistics_needs = self._needs & STATISTICS_NEEDS
         self._longest = 0
         self._operations: set[Operation] = set()
+        self._noted: set[str] = set()
         self._hooks = ModelHooks(
             model, self._anatomy, self._editing, self._needs, self._active, self._show_layer,
             asked=bool(self.probes or self.interventions),
@@ -313,13 +315,25 @@ class Session:
                 call, weights = edited
                 assert call.head_outputs is not None  # the edited ones
                 result = (call.head_outputs.reshape(result[0].shape), weights, *result[2:])
-            if self.probes:
+            scored, self._hooks.now.scored = self._hooks.now.scored, (query, key)
+            if scored is not None and scored[0] is query and scored[1] is key:
+                # DiffLlama: the same weights, of other values. Half of its heads are subtracted from the others behind them.
+                self._note_once(
+                    f"{type(module).__name__} uses the weights of its heads twice, and may subtract some heads from others; "
+                    "each head is counted once and by itself"
+                )
+            elif self.probes:
                 needs = self._statistics_needs
                 statistics = column_statistics(call, needs) if needs else Statistics()
                 if self.verify:
                     verify_statistics(call, statistics)
                 self._show_call(call, statistics)
         return result
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            warn(text)
 
     def _show_call(self, call: AttentionCall, statistics: Statistics) -> None:
         for probe in self.probes:

@@ -109,7 +109,7 @@ def verify_statistics(call: AttentionCall, statistics: Statistics) -> None:
     if statistics.column_sum is None:
         return
     received = statistics.column_sum.double()
-    on_padding = received.masked_fill((call.key_positions >= 0)[:, None], 0.0).abs().amax()
+    on_padding = received.masked_fill((call.key_documents >= 0)[:, None], 0.0).abs().amax()
     if on_padding > 0:
         raise MeasurementError(
             f"{call.site.module}: padding received attention ({float(on_padding):.3g}); its mask was misread"

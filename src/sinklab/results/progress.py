@@ -218,22 +218,18 @@ class Cell:
         self._html = host.HTML
         self._handle = host.display(host.HTML(""), display_id=True)
         self._begun = self._drawn = time.monotonic()
-        self._numbers: dict[str, str] = {}
+        self._stages: list[str] = []
         self._pace = Pace()
         self.plan = self._pace.plan
 
-    def __call__(self, stage: str, done: int, total: int | None, numbers: str = "") -> None:
-        """Draw a stage anew, at most every :data:`REFRESH` seconds; its end always.
-
-        Args:
-            numbers: what stands behind the bar.
-        """
-        self._numbers[stage] = numbers
-        self._pace.update(stage, done, total or 0)
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Draw a stage anew, at most every :data:`REFRESH` seconds; its end always."""
+        self._stages += [stage] if stage not in self._stages else []
+        self._pace.update(stage, done, total)
         now = time.monotonic()
         if now - self._drawn >= REFRESH or done == total:
             self._drawn = now
-            lines = [*map(self._line, list(self._numbers)[-LINES:]), _in_a_cell(self._pace.words_in_all())]
+            lines = [*map(self._line, self._stages[-LINES:]), _in_a_cell(self._pace.words_in_all())]
             self._handle.update(self._html("".join(lines)))
 
     def close(self) -> None:
@@ -243,7 +239,7 @@ class Cell:
     def _line(self, stage: str) -> str:
         share, seconds = self._pace.done(stage), f"{time.monotonic() - self._begun:.0f} s"
         bar = "<progress></progress>" if share is None else f'<progress value="{share:.3f}" style="width: 16em"></progress>'
-        words = [self._pace.count(stage), html.escape(self._numbers[stage]), seconds, self._pace.words(stage)]
+        words = [self._pace.count(stage), seconds, self._pace.words(stage)]
         return _in_a_cell(f"{html.escape(stage)} {bar} {' · '.join(filter(None, words))}")
 
 

@@ -133,7 +133,8 @@ def test_kvpress_cuts_behind_the_token_at_hand():
 # --- a finished comparison -------------------------------------------------------------------------------------------------
 
 
-LINE = "embedded:softmax --text random_tokens --tokens 72 --documents 2 --window 16 --sinks 0,1,4".split()
+LINE = ["embedded:softmax", "--text", "random_tokens", "--tokens", "72", "--documents", "2", "--window", "16"]
+LINE += ["--sinks", "0,1,4"]
 POLICIES = "full,window,sink_window,recompute"
 
 

@@ -50,9 +50,9 @@ def head(score, value, inputs, attention="softmax"):
 
 
 def solution(error=None):
-    """Scores and values: of ReLU, 1 for the trigger on the token that it asks for and 0 or less for all else; or of softmax.
+    """Scores and values: of ReLU, 1 for the trigger on the token that it asks for, else 0 or less; or of softmax.
 
-    Softmax takes ``c`` times these scores, and ``c`` for content tokens on BOS, whose value is 0. A content token at place ``i``
+    Softmax takes ``c`` times these scores, and ``c`` for content tokens on BOS, whose value is 0. A content token at ``i``
     has a weight of ``i / (e^c + i)`` or less off BOS, and the trigger at ``j`` is off by ``2 j / (e^c + j)`` or less: so
     ``e^c = (length - 1)(2/ε - 1)`` keeps every coordinate to ``ε``.
     """

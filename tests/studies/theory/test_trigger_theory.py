@@ -13,7 +13,6 @@ from sinklab.studies.theory.trigger_bounds import (
     TriggerHeads,
     cancelling_solution,
     counter_of,
-    least_bos_weight,
     relu_solution,
     softmax_solution,
     trigger_batch,
@@ -44,13 +43,6 @@ def test_layout_and_targets_token_by_token(batch, length, width, target, seed):
             torch.testing.assert_close(drawn.targets[row, index], expected, rtol=0, atol=1e-12)
     assert drawn.is_trigger.sum().item() == batch
     assert (drawn.is_trigger.int().argmax(1) == drawn.positions).all()
-
-
-def test_position_is_uniform_from_the_third_token_on():
-    counts = torch.bincount(draw(50_000).positions, minlength=7)
-    assert counts[:2].tolist() == [0, 0]
-    # Five positions of mean 10,000 and standard deviation 89: five deviations.
-    assert (counts[2:] - 10_000).abs().max() < 450
 
 
 def test_same_generator_same_batch_and_a_fixed_position():
@@ -146,9 +138,8 @@ def test_counter_of_the_identity_is_the_published_one():
     torch.testing.assert_close(counter.functional, expected, rtol=0, atol=1e-14)
     assert counter.norm == pytest.approx(2)
     assert counter.slack == pytest.approx(0, abs=1e-14)
-    assert counter.least_bos_weight(0.1, 0.0) == pytest.approx(least_bos_weight(0.1))
-    assert least_bos_weight(0.1) == pytest.approx(0.8)
-    assert least_bos_weight(0.7) == 0
+    assert counter.least_bos_weight(0.1, 0.0) == pytest.approx(0.8)
+    assert counter.least_bos_weight(0.7, 0.0) == 0
 
 
 def test_a_map_that_loses_the_count_says_nothing():
@@ -181,7 +172,7 @@ def test_softmax_solves_the_task_to_any_error_with_a_sink(error, target):
     on_bos = weights[:, 0, :, 0][~batch.is_trigger]
     assert on_bos.min() >= 1 - error - 1e-12
     # The sink that it has is the sink that it needs, up to the factor 2 of the two counting coordinates.
-    assert on_bos.min() >= least_bos_weight(errors[~batch.is_trigger].max().item()) - 1e-12
+    assert on_bos.min() >= 1 - 2 * errors[~batch.is_trigger].max().item() - 1e-12
     if target == "including":
         assert on_bos.min() == pytest.approx(1 - error, abs=1e-9)
 

@@ -45,7 +45,7 @@ def find_causes(
     Args:
         model: embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.
         heads: Heads to examine, written layer.head from 0 with commas between, or all; 0.0+3.1 edits two at once, after each
-            alone, and layers all of each layer. From Python also a list, with pairs of layer and head.
+            alone, and layers all of each layer. A list may have pairs of layer and head.
         sink: Where the sink is: auto finds it, a position of the document, null for the null score, or none (heads are then
             zeroed).
         sinks: what find_sinks found on other texts, in place of ``sink``; without a main one, heads are zeroed.

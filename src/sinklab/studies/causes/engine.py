@@ -26,7 +26,7 @@ from sinklab.models.losses import tokens_at_once
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import CLEAN, Edited, Effects, HeadEdit, HeadGroup, members_of, one_by_one
-from sinklab.studies.causes.readout import Changes, LogitMap, Readout
+from sinklab.studies.causes.readout import LogitMap, PlainChanges, Readout, TokenChanges
 from sinklab.studies.causes.replay import HeadsEdit, Recording, Replay
 from sinklab.studies.causes.samples import Samples
 
@@ -86,7 +86,7 @@ def all_heads_edited(call: AttentionCall, edits: Sequence[HeadIntervention]) -> 
 class _Batch:
     """What is kept of the unedited model on some samples: the readout, and a recording while there is room for it."""
 
-    changes: Changes
+    changes: PlainChanges | TokenChanges
     clean_loss: np.ndarray
     recording: Recording | None = None
 
@@ -312,8 +312,8 @@ class Engine:
             recording = self.replay.record(part, following, room)
         if batch is None:
             outputs, logits = self._outputs(recording.outputs, recording), self.replay.logit_map()
-            changes = None if logits is None else self.readout.compare_hidden(outputs, logits, part)
-            changes = self.readout.compare(outputs, part) if changes is None else changes
+            hidden = None if logits is None else self.readout.compare_hidden(outputs, logits, part)
+            changes: PlainChanges | TokenChanges = self.readout.compare(outputs, part) if hidden is None else hidden
             batch = self._batches[start] = _Batch(changes, part.by_domain(changes.clean_loss, CLEAN).cpu().numpy())
         if recording.size <= room:
             batch.recording = recording

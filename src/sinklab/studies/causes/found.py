@@ -117,7 +117,6 @@ class Causes:
 
     Attributes:
         texts: of all domains together.
-        mirrored: by domain, heads that would look text-dependent if gains were costs.
         notes: what a reader has to know beside the labels: a loss above that of a guess, texts longer than in training.
         budget: seconds; ``None`` without one.
         of_a_key: of models with grouped queries.
@@ -129,7 +128,6 @@ class Causes:
     sink: FoundSink
     of_a_key: SharedKeys | None
     texts: int
-    mirrored: dict[str, int]
     domains: list[str]
     loss_of: str | None
     unit: str

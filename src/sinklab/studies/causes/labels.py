@@ -420,24 +420,6 @@ def overall(by_domain: Mapping[str, str]) -> Label:
     return "switch" if "text-dependent" in labels and labels - {"text-dependent"} <= RESTING else "mixed"
 
 
-def mirrored(labels: Sequence[HeadLabel], minimal_effect: float) -> dict[str, int]:
-    """By domain, heads that would look text-dependent if gains were costs: all three edits help by the minimal effect.
-
-    What a head with random weights says helps as often as it harms: a model with as many text-dependent heads as mirrored ones
-    is no better than that on these texts."""
-    names = [name for name in RULES["text-dependent"] if any(name in label.effects for label in labels)]
-    return {
-        domain: sum(
-            "zero" in names
-            and all(
-                domain in label.effects.get(name, {}) and label.effects[name][domain].high < -minimal_effect for name in names
-            )
-            for label in labels
-        )
-        for domain in (labels[0].domains if labels else {})
-    }
-
-
 def require_texts(samples: Samples, sinks: Sinks, heads: int, *, level: float = 0.05, many: bool = False) -> None:
     """Refuse before the work what :func:`label_heads` would refuse behind it: too few texts for so many heads, or groups."""
     _require(samples.counts, heads, len(rules_of(sinks, ["mean_sink"], many=many)), level)

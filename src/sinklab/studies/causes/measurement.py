@@ -45,7 +45,6 @@ from sinklab.studies.causes.labels import (
     asked_for,
     label_heads,
     minimal_effect_of,
-    mirrored,
     require_texts,
 )
 from sinklab.studies.causes.readout import READOUTS
@@ -289,7 +288,7 @@ def examine(
     found = Causes(
         heads=listed, groups=together, counts={name: Counter(head.label for head in listed)[name] for name in LABELS},
         sink=entries.found_sink(sinks), of_a_key=entries.of_a_key(model, sinks, request.threshold), texts=len(samples),
-        mirrored=mirrored(labels, least), domains=list(samples.domain_names),
+        domains=list(samples.domain_names),
         loss_of=loss_kind(model), unit=effects.unit, clean_loss=clean_loss, level=level, minimal_effect=least,
         minimal_effect_from=minimal, budget=request.budget if isinstance(request.budget, float) else None,
         variants=effects.variants,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -121,21 +121,6 @@ class TokenChanges:
         return result
 
 
-class Changes(Protocol):
-    """What edits change about the readout of some samples."""
-
-    @property
-    def clean_loss(self) -> Tensor:
-        """Loss of the unedited model, ``(samples, seq_len)``."""
-
-    def changes(self, outputs: Tensor) -> Tensor:
-        """Change of the loss, ``(edits, samples, seq_len)``.
-
-        Args:
-            outputs: of the edits one after the other, ``(edits * samples, …)``.
-        """
-
-
 class Readout(abc.ABC):
     """What is read off a model's outputs. Losses are float32 or wider ``(samples, seq_len)``."""
 
@@ -162,24 +147,26 @@ class Readout(abc.ABC):
         noise = torch.rand(logits.shape, generator=generator).clamp_min_(1e-20).log_().neg_().log_().neg_().to(logits)
         return logits.gather(-1, (logits.detach() + noise).argmax(-1, keepdim=True))[..., 0]
 
-    def compare(self, clean: Tensor, samples: Samples) -> Changes:
+    def compare(self, clean: Tensor, samples: Samples) -> PlainChanges:
         """Changes relative to the outputs of the unedited model, as :meth:`loss` says."""
-        return _Plain(self, clean, samples)
+        return PlainChanges(self, clean, samples)
 
-    def compare_hidden(self, hidden: Tensor, logits: LogitMap, samples: Samples) -> Changes | None:
+    def compare_hidden(self, hidden: Tensor, logits: LogitMap, samples: Samples) -> TokenChanges | None:
         """The same from the hidden states ``(samples, seq_len, width)`` that a vocabulary projection makes logits of;
         ``None`` where the readout needs the logits themselves."""
         return None
 
 
-class _Plain:
-    """The definition of :class:`Changes`."""
+class PlainChanges:
+    """What edits change about the readout of some samples, by definition: the unedited loss ``(samples, seq_len)``, and of
+    outputs of edits one after the other, ``(edits * samples, …)``, changes of the loss ``(edits, samples, seq_len)``."""
 
     def __init__(self, readout: Readout, clean: Tensor, samples: Samples) -> None:
         self._readout, self._samples = readout, samples
         self.clean_loss = readout.loss(clean, samples)
 
     def changes(self, outputs: Tensor) -> Tensor:
+        """Of every edit."""
         edits = outputs.split(len(self._samples))
         return torch.stack([self._readout.loss(logits, self._samples) for logits in edits]) - self.clean_loss
 
@@ -200,7 +187,7 @@ class _Tokens(Readout):
         targets = self.targets(samples).to(outputs.device).masked_fill(samples.domains.to(outputs.device) < 0, 0)
         return cross_entropies(outputs, targets)
 
-    def compare_hidden(self, hidden: Tensor, logits: LogitMap, samples: Samples) -> Changes | None:
+    def compare_hidden(self, hidden: Tensor, logits: LogitMap, samples: Samples) -> TokenChanges | None:
         return TokenChanges(logits, hidden, self.targets(samples), samples.domains >= 0)
 
 

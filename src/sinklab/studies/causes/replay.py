@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -236,13 +236,13 @@ class Replay:
         versions = [tensor._version for tensor in _tensors_of(before)]
         with contextlib.ExitStack() as stack:
             for layer, given in before.items():
-                stack.enter_context(_answering(self.anatomy.modules[layer], dict(enumerate(given))))
+                stack.enter_context(_answering(self.anatomy.modules[layer], given))
             stack.enter_context(self._without_logits())
-            last: list[Tensor] = []
+            last, edited = list[Tensor](), set(attention.modules())  # which projects the edit itself, in float32
             for linear, pair in recording.linears.items():
-                stack.enter_context(_replaced(linear, _OfChange(linear.forward, *pair, self._weight(linear), last)))
-            turns = stack.enter_context(_answering(attention, {}))
-            stack.enter_context(seam.shadow(_Substitute(attention, turns, turn, _edited(call, edits))))
+                if linear not in edited:
+                    stack.enter_context(_replaced(linear, _OfChange(linear.forward, *pair, self._weight(linear), last)))
+            stack.enter_context(seam.shadow(_Substitute(attention, turn, _edited(call, edits))))
             inputs = {key: _stacked(value, len(recording.part), number) for key, value in recording.part.inputs.items()}
             result = self.model(**lean_arguments(self.model, inputs, logits=True))
         if versions != [tensor._version for tensor in _tensors_of(before)]:
@@ -257,22 +257,20 @@ class Replay:
         return _replaced(self.logits, lambda hidden: hidden)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class _Substitute(seam.Observer):
-    """Answers the call of one attention module in the run of that number."""
+    """Answers the call of one attention module that follows so many others of it."""
 
     module: nn.Module
-    turns: _Turns
-    turn: int
+    others: int
     head_outputs: Tensor
 
     def owns(self, module: nn.Module) -> bool:
         return module is self.module
 
     def on_attention(self, native: seam.Native, module: nn.Module, *args: object, **kwargs: object) -> seam.Attended:
-        if self.turns.now != self.turn:
-            return native(module, *args, **kwargs)
-        return self.head_outputs, None
+        self.others -= 1
+        return (self.head_outputs, None) if self.others == -1 else native(module, *args, **kwargs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -294,22 +292,18 @@ class _OfChange:
         return (self.output + nn.functional.linear(self.last[1], self.weight)).flatten(0, 1)
 
 
-class _Turns:
-    """A ``forward`` that answers some runs of a module, counted from 0, and leaves the others to the module."""
-
-    def __init__(self, own: Callable[..., object], answers: Mapping[int, object]) -> None:
-        self.own, self.answers, self.now = own, answers, -1
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        self.now += 1
-        return self.answers[self.now] if self.now in self.answers else self.own(*args, **kwargs)
-
-
 @contextlib.contextmanager
-def _answering(module: nn.Module, answers: Mapping[int, object]) -> Iterator[_Turns]:
-    turns = _Turns(module.forward, answers)
-    with _replaced(module, turns):
-        yield turns
+def _answering(module: nn.Module, given: Sequence[object]) -> Iterator[None]:
+    """A module whose first runs give back these, and that runs as it is behind them."""
+    own, left = module.forward, iter(given)
+
+    def forward(*args: object, **kwargs: object) -> object:
+        for answer in left:
+            return answer
+        return own(*args, **kwargs)
+
+    with _replaced(module, forward):
+        yield
 
 
 def _edited(call: AttentionCall, edits: Sequence[HeadsEdit]) -> Tensor:

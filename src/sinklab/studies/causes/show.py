@@ -74,10 +74,6 @@ def _facts(found: Causes) -> Iterator[Sequence[str]]:
         yield "need it", f"{names(needing)}: their share of the sink costs more on other keys than on none"
     if known := sorted(_known(found), reverse=True):
         yield "known", "; ".join(words for _, words in known[:3]) + f" {found.unit}; what more they do is not decided"
-    for domain, count in found.mirrored.items():
-        if count:
-            dependent = sum(head.domains[domain] == "text-dependent" for head in found.heads)
-            yield "mirrored", f"{count} on {domain}, every silencing of which lowers the loss; {dependent} text-dependent there"
     if found.budget is not None:
         left = found.counts.get("not-run", 0)
         yield (

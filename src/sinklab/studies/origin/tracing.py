@@ -18,6 +18,7 @@ from sinklab.attention.operation import row_share
 from sinklab.attention.probe import Watcher
 from sinklab.corpora.samples import Samples
 from sinklab.errors import InputError, UnsupportedModelError
+from sinklab.results.blocks import names
 from sinklab.results.progress import Progress
 from sinklab.sinks import Sink
 from sinklab.studies.measure.probing import forward_arguments
@@ -49,14 +50,11 @@ class Place:
     @property
     def name(self) -> str:
         """``position 0``, ``positions 1, 14, 183 and 196``, ``the first “.”``, ``[CLS]``, ``the corner patches``."""
-        plain = [sink.kind == "position" and sink.called is None for sink in self.sinks]
-        positions = [sink.position for sink, only in zip(self.sinks, plain, strict=True) if only]
-        others = [sink.name for sink, only in zip(self.sinks, plain, strict=True) if not only]
-        if len(positions) == 1:
-            others.insert(0, f"position {positions[0]}")
-        elif positions:
-            listed = [str(position) for position in positions]
-            others.insert(0, f"positions {', '.join(listed[:-1])} and {listed[-1]}")
+        plain = [sink for sink in self.sinks if sink.kind == "position" and sink.called is None]
+        others = [sink.name for sink in self.sinks if sink not in plain]
+        if plain:
+            listed = names([str(sink.position) for sink in plain], len(plain))
+            others.insert(0, f"position{'s' * (len(plain) > 1)} {listed}")
         return " and ".join(others)
 
     @property

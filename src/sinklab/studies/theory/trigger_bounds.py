@@ -138,16 +138,6 @@ def counter_of(value_output: Tensor) -> Counter:
     return Counter(functional, float(functional.abs().sum()), float(slack))
 
 
-def least_bos_weight(error: float) -> float:
-    """``max(0, 1 - 2 η)``: least weight on BOS where the output is within ``error`` of 0 in coordinates 1 and n-1.
-
-    Assumes one head, weights that sum to one over BOS and other tokens of the task, and a value map with
-    ``(e_1 + e_{n-1})ᵀ M = (e_1 + e_{n-1})ᵀ``, such as the identity on these two coordinates. Then
-    ``y_1 + y_{n-1} = 1 - A_BOS``. It is tight: see :func:`softmax_solution`.
-    """
-    return max(0.0, 1 - 2 * error)
-
-
 def least_bos_weight_by_odds(error: Tensor, bos_output: Tensor, query_norm: Tensor, key_norms: Tensor) -> Tensor:
     """``1 / (1 + R)``: least weight on BOS of a content query before the trigger, whatever the trigger is to do there, in [0,
     1]; 0 where some norm is no larger than the error. One softmax head without positions, with any value map ``M``; behind the
