@@ -214,7 +214,9 @@ def _uses_table(cls: type) -> bool:
 
 
 def _makes_keys(module: nn.Module) -> bool:
-    return any(linear_map(child) is not None or isinstance(child, nn.Conv2d) for child in module.modules())
+    # Quantised maps of torch are none of its linear maps, and have their sizes.
+    maps = (linear_map(child) or hasattr(child, "in_features") or isinstance(child, nn.Conv2d) for child in module.modules())
+    return any(maps)
 
 
 def _has_own_attention(module: nn.Module) -> bool:
