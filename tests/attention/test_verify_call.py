@@ -182,7 +182,7 @@ def test_mass_on_padding_is_refused():
     counted = torch.ones(2, 37, dtype=torch.bool)
     counted[1, :13] = False
     call = make_call(counted=counted, visible=Causal(0) & Keys(counted), dtype=torch.float32)
-    call.key_positions = call.key_positions.where(counted, -1)
+    call.key_positions, call.key_documents = (held.where(counted, -1) for held in (call.key_positions, call.key_documents))
     statistics = column_statistics(call)
     verify_statistics(call, statistics)
     statistics.column_sum = statistics.column_sum.clone()
