@@ -45,14 +45,6 @@ def test_layout_and_targets_token_by_token(batch, length, width, target, seed):
     assert (drawn.is_trigger.int().argmax(1) == drawn.positions).all()
 
 
-def test_same_generator_same_batch_and_a_fixed_position():
-    one, two = draw(), draw()
-    assert torch.equal(one.inputs, two.inputs)
-    assert torch.equal(one.targets, two.targets)
-    assert draw(position=6).positions.tolist() == [6] * 64
-    assert trigger_batch(2, 4, 4).inputs.dtype == torch.float32
-
-
 LENGTH, WIDTH = 16, 16
 # Everything is float64; counters of ill-conditioned maps lose some digits.
 ROUNDING = 1e-9
