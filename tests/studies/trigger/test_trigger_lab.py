@@ -338,3 +338,22 @@ def test_divisors_by_hand():
 def test_the_divisor_must_be_the_number_of_tokens_in_the_mean(operation, target, bos, error):
     found = obstacle(operation, TriggerProblem(target=target, bos=bos))
     assert found is None if error is None else found[1] == pytest.approx(error)
+
+
+def test_independent_weights_obey_the_identity_behind_the_proof():
+    """d(4) times the difference of outputs behind two equal tokens is twice d(3) times that behind one, for any maps."""
+    torch.manual_seed(0)
+    setting = TriggerProblem(heads=2)
+    for operation, third, fourth in ((Relu(), 3, 4), (Sigmoid(), 1, 1), (Relu(uncounted=1), 2, 3)):
+        model = train(operation, dataclasses.replace(setting, cap=1), 0).model.double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_()
+            bos, trigger, one, two = torch.randn(4, 16, dtype=torch.float64)
+            at = {
+                (name, count): model(torch.stack((bos, *[token] * count, trigger))[None])[0, -1] - trigger
+                for name, token in (("one", one), ("two", two))
+                for count in (1, 2)
+            }
+        behind_one = third * (at["one", 1] - at["two", 1])
+        torch.testing.assert_close(fourth * (at["one", 2] - at["two", 2]), 2 * behind_one, rtol=1e-9, atol=1e-9)
