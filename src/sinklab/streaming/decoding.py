@@ -27,6 +27,10 @@ _CONTEXT = 8
 class Tokenizer(Protocol):
     """What streams ask of a tokenizer of transformers."""
 
+    @property
+    def bos_token_id(self) -> int | None:
+        """What a text begins with."""
+
     def __call__(self, text: str, *, add_special_tokens: bool) -> Mapping[str, list[int]]:
         """``input_ids`` of a text."""
 
