@@ -166,15 +166,6 @@ def test_a_layer_that_runs_several_times_is_edited_in_the_turn_that_is_named(tok
         model(input_ids=tokens)
 
 
-def test_vision_models_have_keys_to_hide():
-    torch.manual_seed(0)
-    shape = {name: value for name, value in SHAPE.items() if name != "vocab_size"}
-    model, spy = transformers.ViTModel(transformers.ViTConfig(image_size=12, patch_size=4, **shape)).eval(), Spy()
-    with torch.no_grad(), attend(model, [spy], [HideKey(place=0)]):
-        model(pixel_values=torch.randn(2, 3, 12, 12))
-    assert all((call.weights(0, 10)[..., 0] == 0).all() for call in spy.calls)
-
-
 @pytest.mark.parametrize("intervention", [ZeroHead(), SetActivation(channels=(1,))], ids=lambda one: one.name)
 def test_another_thread_is_not_edited(llama, tokens, intervention):
     with torch.no_grad():

@@ -20,15 +20,8 @@ from sinklab.registry import interventions
 class ClampActivation(HiddenIntervention):
     """``hidden = min(max(hidden, -limit), limit)`` in the output of the chosen layers, of every token that is not padding.
 
-    You need not know where massive activations are (Sun et al. 2024, arXiv 2402.17762): a limit that ordinary numbers keep
-    removes them all.
-
-    Args:
-        limit: positive or 0, in the units of the hidden states; infinity changes nothing.
-
-    Raises:
-        ConfigurationError: a limit that is negative or NaN.
-    """
+    You need not know where massive activations are (Sun et al. 2024, arXiv 2402.17762): a ``limit``, 0 or more in the units of
+    the hidden states, that ordinary numbers keep removes them all; infinity changes nothing."""
 
     example: ClassVar[dict[str, object]] = {"limit": 0.25}
     neutral: ClassVar[dict[str, object]] = {"limit": math.inf}

@@ -17,19 +17,17 @@ from sinklab.registry import interventions
 @interventions.register("resample_head")
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ResampleHead(HeadIntervention):
-    """Resampling ablation: outputs stay what the head usually gives, and stop depending on this text
-    (Chan et al. 2022, causal scrubbing).
+    """Resampling ablation: outputs stay what the head usually gives, and stop depending on this text (Chan et al. 2022, causal
+    scrubbing).
 
-    Sample b of a batch gets what the model computed, in the same forward, for sample ``b + shift`` (modulo the batch) at the
-    same position of its document. Samples of different lengths are counted in the order of their lengths, so that the other
-    one has at least as many positions; for the longest it is the one before, whose outputs are reflected at its end: no query
-    keeps its own. What a sample gets depends on the batch that it is in. Under any operation, gated or not.
-
-    Args:
-        shift: how many samples further the other text is, modulo the batch; 0 for the text itself.
+    Sample b of a batch gets what the model computed, in the same forward, for sample ``b + shift`` (modulo the batch; 0 for
+    itself) at the same position. Samples of different lengths are counted in the order of their lengths, so that the other one
+    has at least as many positions; for the longest it is the one before, reflected at its end. Under any operation, gated or
+    not.
 
     Raises:
-        ConfigurationError: the other text is the same one, because the batch has too few samples; or rows of several documents.
+        ConfigurationError: the other text is the same one, because the batch has too few samples; or rows of several
+            documents.
     """
 
     example: ClassVar[dict[str, object]] = {"shift": 1}

@@ -20,7 +20,7 @@ from sinklab.studies.export.base import ExportPlan, checked_engines, engines, ex
 OPTIONS = {
     # tools/server/README.md of llama.cpp at commits 25d5b0c and 00dc805; --flash-attn takes a word since pull request 15434
     "llama.cpp": {
-        "--model", "--parallel", "--ctx-size", "--keep", "--context-shift", "--flash-attn",
+        "--model", "--parallel", "--ctx-size", "--keep", "--context-shift", "--swa-full", "--flash-attn",
         "--cache-type-k", "--cache-type-v",
     },
 }  # fmt: skip
@@ -83,17 +83,18 @@ def test_every_policy_for_every_engine_is_a_file_or_a_reason(name, quantized):
 
 class TestLlamaCpp:
     def test_the_context_holds_what_the_policy_holds(self):
-        # 4 + 60 and the query; BOS is counted apart where the tokenizer adds it
-        spec = "sink_window:num_sinks=4,window=60"
-        assert value("llama.cpp", "--ctx-size", spec) == "65"
+        # 4 + 252 and the query, to the nearest size that the server keeps; BOS is counted apart where the tokenizer adds it
+        assert value("llama.cpp", "--ctx-size", "sink_window:num_sinks=4,window=900") == "1024"
+        assert value("llama.cpp", "--ctx-size", "sink_window:num_sinks=4,window=60") == "256"
+        spec = "sink_window:num_sinks=4,window=252"
+        assert value("llama.cpp", "--ctx-size", spec) == "256"
         assert value("llama.cpp", "--keep", spec) == "3"
         assert value("llama.cpp", "--keep", spec, bos=False) == "4"
-        assert "--context-shift" in words("llama.cpp", spec)
+        assert {"--context-shift", "--swa-full"} <= set(words("llama.cpp", spec))  # without the latter Gemma 3 does not shift
 
     def test_tokens_that_stand_apart_are_kept_with_those_between_or_not_at_all(self):
         assert answers("llama.cpp", "pinned:pinned=[0,3],window=40")["tokens that stay"] == "approximated"
         assert value("llama.cpp", "--keep", "pinned:pinned=[0,3],window=40", bos=False) == "4"
-        assert value("llama.cpp", "--ctx-size", "pinned:pinned=[0,3],window=40") == "45"
         with pytest.raises(ConfigurationError, match="the last of these stands too far behind them"):
             exported(engines()["llama.cpp"], plan("pinned:pinned=[0,300],window=20"))
 
@@ -107,8 +108,8 @@ class TestLlamaCpp:
         assert "--context-shift" in words("llama.cpp", exact)
         assert answers("llama.cpp", other)["rule"] == "approximated"
         says = exported(engines()["llama.cpp"], plan(other)).parts[0].says
-        assert "--ctx-size 205 " in says
-        assert "rounds it up to 256, and blocks to 125 tokens" in says
+        assert "--ctx-size 256 " in says
+        assert "blocks of 125 tokens" in says
         with pytest.raises(
             ConfigurationError, match="it gives up half of what is not kept, one of two blocks, and not one of 4"
         ):

@@ -226,6 +226,15 @@ def test_the_series_is_the_softmax(slope, length):
     torch.testing.assert_close(alibi_weights(slope, length), plain, rtol=1e-9, atol=1e-15)
 
 
+@given(st.lists(st.floats(-20, 20), min_size=1, max_size=30))
+@settings(deadline=None)
+def test_the_first_key_gets_less_than_its_share_unless_distance_pays(values):
+    falling, rising = sorted(values, reverse=True), sorted(values)
+    share = 1 / torch.arange(1, len(values) + 1).double()
+    assert (relative_weights(torch.tensor(falling).double())[:, 0] <= share * (1 + EXACT)).all()
+    assert (relative_weights(torch.tensor(rising).double())[:, 0] >= share * (1 - EXACT)).all()
+
+
 def test_rotary_bounds_by_hand_and_in_the_limit():
     lower, upper = rotary_bounds(0.5, 3)
     e = torch.e

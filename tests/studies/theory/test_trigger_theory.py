@@ -45,12 +45,18 @@ def test_layout_and_targets_token_by_token(batch, length, width, target, seed):
     assert (drawn.is_trigger.int().argmax(1) == drawn.positions).all()
 
 
-def test_same_generator_same_batch_and_a_fixed_position():
-    one, two = draw(), draw()
-    assert torch.equal(one.inputs, two.inputs)
-    assert torch.equal(one.targets, two.targets)
-    assert draw(position=6).positions.tolist() == [6] * 64
-    assert trigger_batch(2, 4, 4).inputs.dtype == torch.float32
+def test_position_is_uniform_from_the_third_token_on():
+    counts = torch.bincount(draw(50_000).positions, minlength=7)
+    assert counts[:2].tolist() == [0, 0]
+    # Five positions of mean 10,000 and standard deviation 89: five deviations.
+    assert (counts[2:] - 10_000).abs().max() < 450
+
+
+def test_content_is_uniform():
+    content = draw(20_000).inputs[:, 1:, 2:5].flatten()
+    # Mean 0, variance 1/3, fourth moment 1/5; standard errors over 360,000 numbers are 1e-3, 5e-4, 5e-4.
+    for power, moment in ((1, 0.0), (2, 1 / 3), (4, 1 / 5)):
+        assert (content**power).mean().item() == pytest.approx(moment, abs=5e-3)
 
 
 LENGTH, WIDTH = 16, 16

@@ -118,11 +118,9 @@ class Engine:
     def measure(
         self, edited: Sequence[Edited], chosen: Sequence[str] | None = None, *, progress: Progress = silent
     ) -> Effects[Edited]:
-        """The effects on heads or groups; those that no module replays, and groups of several modules, go one by one.
-
-        Args:
-            chosen: names of variants; ``None`` for all. Effects of the others are NaN.
-            progress: called with ``"effects"``, how many of variants × heads × batches are done, and their number.
+        """The effects of the ``chosen`` variants (all by default; NaN of others) on heads or groups; those that no module
+        replays, and groups of several modules, go one by one. ``progress`` is told how many of variants × heads × batches are
+        done, and their number.
 
         Raises:
             ConfigurationError: a layer or head that the model has not.

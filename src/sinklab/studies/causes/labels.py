@@ -314,10 +314,11 @@ def label_heads(
 ) -> list[HeadLabel[Edited]]:
     """A label for every head that was measured, or for every group, in every domain and over all of them.
 
-    In one domain by :data:`RULES`: *costs* is a rise of the mean loss over texts by more than the minimal effect, *costs
-    nothing* less than that. Over domains: the label that it has in all; ``switch`` if it is text-dependent in some and rests
-    in all others; if it rests in all, the one that says most; ``mixed`` for others that differ; ``undecided`` if it is so in
-    any. Beside it stands whether the head **needs its sink** (:data:`NEEDS`).
+    In one domain by :data:`RULES`: *costs* is a rise of the mean loss over texts by more than the minimal effect
+    (``minimal_effect``, in the unit of the loss), *costs nothing* less than that. Over domains: the label that it has in all;
+    ``switch`` if it is text-dependent in some and rests in all others; if it rests in all, the one that says most; ``mixed``
+    for others that differ; ``undecided`` if it is so in any. Beside it stands whether the head **needs its sink**
+    (:data:`NEEDS`). Of ``many`` heads those that cost less than an even share are *slight*.
 
     **What is controlled.** A label's p-value in a domain is the largest of its claims' (an intersection-union test); Benjamini
     and Hochberg's procedure runs over all heads, domains and labels, once more over *slight* and once over the second axis: of
@@ -325,11 +326,6 @@ def label_heads(
     costs, on means over texts that are near normal or skewed to the right; for what costs nothing, on no text that costs more
     than ``minimal_effect / RARE`` or than what was seen. A minimal effect from the same texts makes no claim false more often:
     a claim that a mean is above ``m`` is made where its lower confidence bound is, by whatever ``m`` was chosen.
-
-    Args:
-        effects: of the variants of :func:`~sinklab.studies.causes.effects.make_variants`.
-        minimal_effect: above 0, in the unit of the loss.
-        many: whether heads that cost less than an even share are *slight*, where no more is decided.
 
     Raises:
         ConfigurationError: too few texts for the error rate (says how many it takes), or variants that are missing.

@@ -220,12 +220,8 @@ class Replay:
             yield
 
     def run(self, recording: Recording, name: str, edits: Sequence[HeadsEdit]) -> object:
-        """What the model returns under a stack of edits of one run of an attention module, one edit after the other.
-
-        Args:
-            recording: of the same samples.
-            name: of the run; it must have called the attention function once.
-            edits: numbers of heads, and their outputs ``(batch, q_len, heads, value_dim)``.
+        """What the model returns under a stack of edits of one run of an attention module, one edit after the other: numbers
+        of heads, and their outputs ``(batch, q_len, heads, value_dim)``. The run must have called the attention function once.
 
         Raises:
             MeasurementError: the model wrote into a recorded output, which is of no further use.

@@ -162,11 +162,10 @@ def masked_samples(
 
     Args:
         groups: domain and its texts, int64 ``(texts, seq_len)``, all of one length of three tokens or more, padding included.
-        mask_token: what stands in the place of a masked token.
-        padding: what fills texts up behind their end: a token that stands nowhere else. The model is then given an attention
-            mask.
-        share: of the positions between the first and the last, which hold a tokenizer's special tokens; at least one a text.
-        seed: of the positions, drawn for each text.
+        mask_token, padding: what stands in the place of a masked token, and, if any, fills texts up behind their end: a token
+            that stands nowhere else. The model is then given an attention mask.
+        share: of the positions between the first and the last, which hold special tokens; at least one a text, drawn by
+            ``seed``.
 
     Raises:
         ConfigurationError: a share outside (0, 1], lengths that differ, or texts that are too short.

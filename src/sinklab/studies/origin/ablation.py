@@ -185,14 +185,9 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-    """What is seen of every sample under an edit.
-
-    Attributes:
-        loss: float64 ``(samples,)``, mean over its scored positions; NaN where none is taken.
-        spikes, spiked: ``(samples, blocks)``: largest over median size of what leaves each block
-            (:func:`largest_over_median`).
-        weights, uniform, layers: by attention module, see :class:`~sinklab.studies.origin.tracing.PlaceWeights`.
-    """
+    """What is seen of every sample under an edit: ``loss``, float64 ``(samples,)``, NaN where none is taken; ``spikes`` and
+    ``spiked``, ``(samples, blocks)``, of what leaves each block (:func:`largest_over_median`); and by attention module what
+    :class:`~sinklab.studies.origin.tracing.PlaceWeights` has."""
 
     loss: Tensor
     spikes: Tensor

@@ -74,12 +74,10 @@ class Place:
 class Growth:
     """Norms at every stage of the residual stream, 0 for what enters the first block and one for every write.
 
-    Attributes:
-        norms: float32 ``(samples, stages, length)``; of post-norm models, of the sum before the norm.
-        blocks: float32 ``(samples, blocks + 1, length)``: what enters the first block, and what leaves every block.
-        positions, tokens: int64 ``(samples, length)``: in the document, -1 for padding; ids, or ``None`` for what is no text.
-        entering: what enters every block, ``(samples, length, width)`` each; none where blocks cannot be run from there.
-    """
+    ``norms`` are float32 ``(samples, stages, length)``, of post-norm models of the sum before the norm; ``blocks``,
+    ``(samples, blocks + 1, length)``, of what enters the first block and leaves every one; ``positions`` and ``tokens`` int64
+    ``(samples, length)``, -1 for padding; ``entering`` is what enters every block, ``(samples, length, width)`` each, none
+    where blocks cannot be run from there."""
 
     norms: Tensor
     blocks: Tensor

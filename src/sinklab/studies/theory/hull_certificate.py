@@ -302,15 +302,10 @@ def certify_hulls(
 
     Args:
         gram: ``u_k · u_l``, ``(heads, kv_len, kv_len)``: ``V W_Oᵀ W_O Vᵀ`` for values ``V`` and the head's columns of ``W_O``.
-        visible: boolean ``(heads, q_len, kv_len)``.
-        sink: index of the sink key, for all or ``(heads, q_len)``; every query must see it.
-        delta: output norm at least 0, for all or ``(heads, q_len)``, for which the needed weight is to be found.
-        tolerance: largest difference of upper and lower bound, relative to ``scale``.
-        asked: boolean ``(heads, q_len)``: queries to certify, which see the sink and another key; all by default.
-
-    Raises:
-        InputError: values that are not finite.
-        MeasurementError: the bounds do not meet.
+        visible: boolean ``(heads, q_len, kv_len)``; ``asked``, ``(heads, q_len)``: queries that see the sink and another key.
+        sink, delta: index of the sink key, and output norm for which the needed weight is to be found, each for all or
+            ``(heads, q_len)``.
+        tolerance: largest difference of upper and lower bound, relative to ``scale``; if they do not meet, MeasurementError.
     """
     heads, q_len = visible.shape[:2]
     sinks = torch.as_tensor(sink, device=visible.device).expand(heads, q_len)

@@ -11,21 +11,12 @@ from sinklab.errors import InputError
 
 
 def entropy_bound(sigma: Tensor | float, length: Tensor | int) -> Tensor:
-    """Least entropy of ``softmax(s)`` over all rows ``s`` of ``length`` scores of norm at most ``sigma``.
+    """Least entropy of ``softmax(s)`` over all rows ``s`` of ``length`` scores of norm at most ``sigma``: float64, in nats, in
+    ``[0, ln T]``.
 
-    Zhai et al. 2023 (arXiv 2303.06296), Theorem 3.1, with ``T = length`` and ``β = exp(-σ √(T/(T-1)))``::
-
-        ln(1 + (T-1) β) + σ √(T(T-1)) β / (1 + (T-1) β)
-
-    Attained by :func:`least_entropy_scores`; behaves like ``T σ exp(-σ)`` for large ``σ``. It falls with ``σ``, so that an
-    upper bound on the norm gives a lower bound on the entropy.
-
-    Args:
-        sigma: at least 0, of any shape.
-        length: keys that the query sees, at least 1; broadcastable to ``sigma``.
-
-    Returns:
-        float64, in nats, in ``[0, ln T]``; 0 for a single key.
+    Zhai et al. 2023 (arXiv 2303.06296), Theorem 3.1, with ``T = length`` and ``β = exp(-σ √(T/(T-1)))``: ``ln(1 + (T-1) β) + σ
+    √(T(T-1)) β / (1 + (T-1) β)``. Attained by :func:`least_entropy_scores`; falls with ``σ``, for large ones as ``T σ
+    exp(-σ)``, so that an upper bound on the norm gives a lower bound on the entropy. Arguments are broadcast.
 
     Raises:
         InputError: a negative or non-finite ``sigma``.

@@ -59,11 +59,10 @@ def trigger_batch(
     trigger at ``j`` (0-based) averages the tokens ``1 … j``, with ``"preceding"`` the ``j - 1`` before it.
 
     Args:
-        batch: number of sequences, at least 1.
         length, width: tokens of a sequence with BOS, and coordinates of a token, at least 4 each; 16 in the paper.
         generator: on the CPU; the global one by default.
-        position: 0-based position of the trigger in all sequences; by default drawn uniformly from ``2 … length - 1`` (the
-            paper's 3 … L, counted from 1), so that a content token always precedes it.
+        position: 0-based, of the trigger in all sequences; by default drawn from ``2 … length - 1`` (the paper's 3 … L,
+            counted from 1).
 
     Raises:
         ConfigurationError: an argument out of its range.

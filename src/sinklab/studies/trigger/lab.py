@@ -55,17 +55,13 @@ MAPS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TriggerNumbers:
-    """Numbers of one trained model on samples with the trigger at one position. "Off" means queries that are neither the first
-    nor the trigger.
+    """Numbers of one trained model on samples with the trigger at one position; "off" means queries that are neither first nor
+    trigger.
 
-    Attributes:
-        error: largest absolute error; not finite for a model that diverged.
-        mean, std: attention maps over samples, ``(layers, heads, length, length)``, tokens of the data only.
-        bos_mean, bos_min, nothing, trigger_bos, trigger_averaged: see ``BY_HEAD``, ``(layers, heads)``; ``None`` without BOS,
-            and ``nothing`` where the operation has no null mass.
-        bos_share: mean off the trigger of the size of the weight on BOS as a share of all sizes in the row and ``nothing``.
-        bound: see :func:`bos_bound`.
-    """
+    ``error`` is the largest absolute one, not finite for a model that diverged; ``mean`` and ``std`` attention maps over
+    samples, ``(layers, heads, length, length)``; the next are of ``BY_HEAD``, ``(layers, heads)``, ``None`` without BOS or
+    null mass. ``bos_share`` is the mean off the trigger of the weight on BOS as a share of all sizes in the row and
+    ``nothing``; ``bound`` see :func:`bos_bound`."""
 
     error: float
     mean: Tensor

@@ -8,7 +8,9 @@ from sinklab.policies.blocks import Blocks
 from sinklab.studies.export.base import Answer, Engine, ExportPlan
 
 PADDED = 256
-"""The context is rounded up to a multiple of this (llama-context.cpp, pull request 17046)."""
+"""The context is rounded up to a multiple of this (llama-context.cpp, pull request 17046), so only multiples are written."""
+
+ONE = 'with "n_discard": 1 in a request one token goes for each that comes, as measured'
 
 TYPES = {"int8": "q8_0", "int4": "q4_0"}
 
@@ -41,22 +43,19 @@ class LlamaCpp(Engine):
                 "not expressible", f"it gives up half of what is not kept, one of two blocks, and not one of {policy.blocks}"
             )
         # The shift comes before the token that would fill the context, so that two whole blocks are then held.
-        size, padded = _context(plan), _padded(plan)
+        size = _context(plan)
         says = f"--ctx-size {size} and --context-shift: when it is full, the older half of what is not kept goes at once"
         refused = "; a longer prompt is refused"
-        if padded == size:
+        if size == _needed(plan):
             return Answer("expressed", f"{says}{refused}")
-        block = (padded - 1 - policy.num_sinks) // 2
-        return Answer("approximated", f"{says}; the server rounds it up to {padded}, and blocks to {block} tokens{refused}")
+        return Answer("approximated", f"{says}, blocks of {(size - 1 - policy.num_sinks) // 2} tokens{refused}")
 
     def window(self, plan: ExportPlan) -> Answer:
-        size, padded = _context(plan), _padded(plan)
-        rounded = "" if padded == size else f", which the server rounds up to {padded}"
         bos = "; BOS stays too, where the tokenizer adds it" if plan.bos and not plan.pinned else ""
         return Answer(
             "approximated",
-            f"--ctx-size {size}{rounded}: when it is full, the older half of what is not kept goes at once, so that between "
-            f"half and all of it is held; a longer prompt is refused{bos}",
+            f"--ctx-size {_context(plan)}, a multiple of {PADDED}: when it is full, the older half of what is not kept goes at "
+            f"once; {ONE}; a longer prompt is refused{bos}",
         )
 
     def positions(self, plan: ExportPlan) -> Answer:
@@ -73,7 +72,7 @@ class LlamaCpp(Engine):
         )
 
     def text(self, plan: ExportPlan) -> str:
-        flags = ["--parallel 1", f"--ctx-size {_context(plan)}", f"--keep {_kept(plan)}", "--context-shift"]
+        flags = ["--parallel 1", f"--ctx-size {_context(plan)}", f"--keep {_kept(plan)}", "--context-shift", "--swa-full"]
         if plan.quantized is not None:
             kind = TYPES[plan.quantized]
             flags += ["--flash-attn on", f"--cache-type-k {kind}", f"--cache-type-v {kind}"]
@@ -91,15 +90,15 @@ def _kept(plan: ExportPlan) -> int:
 
 
 def _context(plan: ExportPlan) -> int:
-    """Tokens of the context, the kept ones included, and where its two halves are to be whole blocks that of the newest."""
+    """Tokens of the context: the multiple of :data:`PADDED` that is nearest to those needed."""
+    return max(1, round(_needed(plan) / PADDED)) * PADDED
+
+
+def _needed(plan: ExportPlan) -> int:
+    """Tokens that the policy needs, the kept ones included, and where two halves are to be whole blocks that of the newest."""
     if isinstance(plan.policy, Blocks):
         return plan.held + 1
     return max(plan.held, plan.held - len(plan.pinned) + (plan.pinned[-1] + 1 if plan.pinned else 0))
-
-
-def _padded(plan: ExportPlan) -> int:
-    """Tokens of the context that the server makes of it."""
-    return -(-_context(plan) // PADDED) * PADDED
 
 
 ENGINE = LlamaCpp()
