@@ -14,7 +14,6 @@ from sinklab.models import integer_linear
 from sinklab.models.integer_linear import (
     LinearSetting,
     QuantizedLinear,
-    RunningGrid,
     affine_grid,
     inputs_on_grid,
     integer_product,
@@ -39,19 +38,6 @@ def test_grids_are_those_of_torch_bit_for_bit(values, bits):
     assert torch.equal(grid(values), wanted)
     even = symmetric_grid(values.abs().max(), bits)
     assert torch.equal(even(values), torch.fake_quantize_per_tensor_affine(values, even.scale.item(), 0, -highest, highest))
-
-
-def test_a_range_is_that_of_torchs_own_observer(values):
-    from torch.ao.quantization import MovingAverageMinMaxObserver
-
-    observer = MovingAverageMinMaxObserver(averaging_constant=0.1, dtype=torch.qint32, quant_min=-128, quant_max=127)
-    running = RunningGrid(8, momentum=0.9)
-    for part in values.split(100):
-        observer(part)
-        running(part)
-    scale, zero = observer.calculate_qparams()
-    assert running.grid.scale.item() == scale.item()
-    assert int(running.grid.zero) == int(zero)
 
 
 def test_nothing_but_zeros_stays_zero():

@@ -59,27 +59,6 @@ def _positive(scale: Tensor) -> Tensor:
     return scale.clamp(min=torch.finfo(torch.float32).tiny * 4)
 
 
-class RunningGrid:
-    """An affine grid of ``bits`` whose range follows a running minimum and maximum of what it is shown, until observing ends.
-
-    Values are on the grid already while the range is estimated, as in the release of Bondarenko et al. 2023 (arXiv 2306.12929).
-    """
-
-    def __init__(self, bits: int, momentum: float) -> None:
-        self.bits, self.momentum, self.observing = bits, momentum, True
-        self._range: tuple[Tensor, Tensor] | None = None
-        self.grid: Grid | None = None
-
-    def __call__(self, values: Tensor) -> Tensor:
-        if self.observing or self.grid is None:
-            low, high = values.detach().float().aminmax()
-            if self._range is not None:
-                low, high = (old + (1 - self.momentum) * (new - old) for old, new in zip(self._range, (low, high), strict=True))
-            self._range = low, high
-            self.grid = affine_grid(low, high, self.bits)
-        return self.grid(values)
-
-
 GROUP = 32
 """Input channels that share a scale where weights have 4 bits or fewer; above, an output channel has one scale."""
 

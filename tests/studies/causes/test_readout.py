@@ -183,7 +183,7 @@ def test_the_readout_for_a_model():
     assert isinstance(readout_for(tiny_models()["gpt2"]), NextToken)
     assert isinstance(readout_for(transformers.BertForMaskedLM(bert)), MaskedToken)
     assert isinstance(readout_for(transformers.ViTForImageClassification(vit)), ClassLogits)
-    with pytest.raises(UnsupportedModelError, match="no loss is known for a BertModel; .* give a readout of your own"):
+    with pytest.raises(UnsupportedModelError, match=r"no loss is known for a BertModel; .* give a readout of your own"):
         readout_for(transformers.BertModel(bert))
     t5 = transformers.T5Config(vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     with pytest.raises(UnsupportedModelError, match=r"the loss of a T5\w+ is taken of a target token, .* MaskedToken"):

@@ -194,7 +194,8 @@ def folded_copies(
     if not positions:
         return
     inputs = calibration.take(slice(0, 1))
-    copied = copy.deepcopy(model)
+    words = model.get_input_embeddings().parameters()  # often most of the weights, and never written
+    copied = copy.deepcopy(model, {id(weight): weight for weight in words})
     shapes = head_shapes(copied, inputs.on(input_device(copied), copied.dtype), sources=True)
     fits = calibrate(copied, calibration, shapes, positions, batch_size=2, progress=silent)
     residuals = check_fits(copied, calibration, shapes, positions, fits, batch_size=2, progress=silent)
