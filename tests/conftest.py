@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import os
 import signal
-import sys
 
 # What a script starts in the background ignores Ctrl-C, and so would all that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -178,43 +175,6 @@ def what_is_imported_is_no_garbage():
     without this the tests spend more time on it than on all else. What earlier files left is collected first."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture
-def forbid():
-    """Takes permissions of a path away until the test ends, and of root those to do without them (on Linux; else a skip)."""
-    before: list[tuple[Path, int]] = []
-
-    def call(path: Path, mode: int) -> None:
-        before.append((path, path.stat().st_mode))
-        path.chmod(mode)
-
-    with without_override():
-        yield call
-    for path, mode in reversed(before):
-        path.chmod(mode)
-
-
-@contextlib.contextmanager
-def without_override():
-    """Whoever is root is refused by permissions meanwhile: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, bits 1 and 2, are off."""
-    if os.geteuid() != 0:
-        yield
-        return
-    if not sys.platform.startswith("linux"):
-        pytest.skip("root needs no permissions here")
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # version 3 of the structure, this thread
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice
-    assert libc.capget(header, sets) == 0
-    whole = sets[0]
-    sets[0] = whole & ~0b110
-    assert libc.capset(header, sets) == 0
-    try:
-        yield
-    finally:
-        sets[0] = whole
-        assert libc.capset(header, sets) == 0
 
 
 @pytest.fixture(scope="session")

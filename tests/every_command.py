@@ -26,8 +26,6 @@ from sinklab.cli.app import app
 from sinklab.training.config import PretrainingConfig
 from sinklab_claims.contract.claim import CONFIGS
 
-__all__ = ["LINES", "main"]
-
 QUICK = "--corpus random_tokens --samples 3 --seq-len 12"
 STEPS = "--set training.steps=4 --set training.save_every=2 --set watch.every=2 --set training.evaluate_every=2"
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from tests.versions import ROOT, pinned
 from tests.wheel import BUILD, attempt, build, check, make, run, tools
 
-__all__ = ["main", "notes", "version"]
-
 
 def version() -> str:
     """The version, from the only file that has it."""

@@ -63,7 +63,6 @@ def test_numbers_of_numpy_are_those_of_python():
     ("named", "message"),
     [
         ({"samples": 3.0}, "`samples` is 3.0; expected a whole number"),
-        ({"samples": "3"}, "`samples` is '3'; expected a whole number"),
         ({"samples": None}, "`samples` is None; expected a whole number"),
         ({"batch_size": 2.5}, "`batch_size` is 2.5; expected a whole number"),
         ({"threshold": "0.3"}, "`threshold` is '0.3'; expected a number"),
@@ -71,8 +70,6 @@ def test_numbers_of_numpy_are_those_of_python():
         ({"domains": Path("text.txt")}, "`domains` is .*Path.*; expected a list, also of one"),
         ({"things": "thing"}, "`things` is 'thing'; expected a list, also of one"),
         ({"seeds": 3}, "`seeds` is 3; expected a list, also of one"),
-        ({"things": len}, "`things` is <built-in function len>; expected a list, also of one"),
-        ({"seeds": None}, "`seeds` is None; expected a list, also of one"),
         ({"things": None}, "`things` is None; expected a list, also of one"),
         ({"others": "thing"}, "`others` is 'thing'; expected a list, also of one"),
     ],
@@ -92,20 +89,11 @@ def test_every_command_takes_its_own_defaults():
                 assert _checked(function, name, parameter.default) == parameter.default
 
 
-def test_an_unknown_name_says_of_which_function_and_what_there_is():
-    with pytest.raises(
-        TypeError, match=r"^planted\(\) got an unexpected keyword argument 'corpus'; it takes model, samples, .*domains"
-    ):
-        planted("m", corpus="python_source")
-
-
 def test_a_corpus_may_be_a_path_and_no_list(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("Some text.\n")
     assert isinstance(resolve_corpus(path), TextFile)
-    with pytest.raises(
-        InputError, match=r"^`corpus` is a list; expected a name, a path or a Corpus\. Texts in memory go into a file"
-    ):
+    with pytest.raises(InputError, match=r"^`corpus` is a list; expected a name, a path or a Corpus\. Texts in memory go into"):
         resolve_corpus(["Some text."])
 
 
@@ -134,7 +122,9 @@ class TestOptionsInGroups:
     def test_they_are_checked_and_unknown_ones_are_named(self):
         with pytest.raises(ConfigurationError, match="`out` is 3"):
             self.function()("m", out=3)
-        with pytest.raises(TypeError, match=r"dtyp.*it takes model, samples, device"):
+        with pytest.raises(
+            TypeError, match=r"^look\(\) got an unexpected keyword argument 'dtyp'; it takes model, samples, device"
+        ):
             self.function()("m", dtyp="float32")
 
 

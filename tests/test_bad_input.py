@@ -107,20 +107,14 @@ def test_models(case, own_checkpoint, tmp_path):
 
 
 OPTIONS = {
-    "unknown corpus": (["--corpus", "random_token"], "Did you mean 'random_tokens'"),
-    "missing text": (["--corpus", "no/text.txt"], "there is no text file 'no/text.txt'"),
     "empty text": (["--corpus", "EMPTY"], "is empty: it holds no text"),
     "not UTF-8": (["--corpus", "LATIN"], "is not UTF-8 text: byte 0xe9 at offset 3"),
     "text too short": (["--corpus", "SHORT", "--seq-len", "400"], "is too short: it gives 0 of 3 samples of 400 tokens"),
     "no samples": (["--samples", "0"], "--samples at least 1"),
     "threshold": (["--threshold", "1.5"], "threshold 1.5 must be in [0, 1)"),
-    "device": (["--device", "gpu"], "there is no device 'gpu'"),
-    "dtype": (["--dtype", "int8"], "there is no dtype 'int8'"),
     "fp16 on a CPU": (["--dtype", "float16", "--device", "cpu"], "use --dtype float32 or bfloat16"),
     "batch size": (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
     "bos": (["--bos", "sometimes"], 'Invalid value "sometimes" for --bos. Choose from: "auto", "always", "none"'),
-    "one argument too many": (["my", "text"], "'my text' is more than this command takes; what has spaces goes in quotes"),
-    "unknown option": (["--sampels", "3"], "Unknown option: --sampels. Did you mean --samples?"),
 }
 
 
@@ -248,10 +242,7 @@ class TestGuard:
             (PermissionError(13, "Permission denied", "a/b"), "Permission denied (a/b)"),
             (MemoryError(), "out of memory; lower --batch-size or --seq-len"),
             (torch.OutOfMemoryError("CUDA out of memory. Tried …"), "out of memory; lower --batch-size or --seq-len"),
-            (
-                RuntimeError("DefaultCPUAllocator: you tried to allocate 800 bytes"),
-                "out of memory at an allocation of 800 bytes;",
-            ),
+            (RuntimeError("DefaultCPUAllocator: you tried to allocate 8 bytes"), "out of memory at an allocation of 8 bytes;"),
             (OSError(30, "Read-only", "a/b"), "Read-only file system (a/b); write elsewhere with --out"),
             (OSError(5, "I/O", "a/b"), "Input/output error (a/b); the disk may be failing"),
             (OSError(12, "no memory"), "Cannot allocate memory; ask for smaller sizes"),

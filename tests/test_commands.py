@@ -249,14 +249,8 @@ LINES = [
     for line in re.findall(r"^ +(sinklab .*?)(?:  .*)?$", place.load().__doc__ or "", re.MULTILINE)
 ]
 
-PLUGINS = {
-    "operation": operations,
-    "operations": operations,
-    "policies": policies,
-    "probes": probes,
-    "recipe": recipes,
-    "tasks": tasks,
-}
+PLUGINS = {"operation": operations, "policies": policies, "probes": probes, "recipe": recipes, "tasks": tasks}
+PLUGINS["operations"] = operations
 """Parameter of a command to the plug-ins that it names."""
 
 NO_NAMES = {"all", "8+1016", "lm_eval:arc_easy"}

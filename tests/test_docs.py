@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from docs.site.blocks import console_lines
 from docs.site.sources import FENCE
 from tests.command_line import CliRunner
 from tests.conftest import TINY
@@ -34,8 +33,6 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
-
-# --- words ---
 
 # --- derived parts ---
 
@@ -133,10 +130,6 @@ def test_the_summaries_are_those_that_an_audit_prints(page, model, out, tmp_path
 
 
 # --- commands ---
-
-
-def commands() -> list[str]:
-    return sorted({line.text for line in console_lines() if line.text.startswith("sinklab ")})
 
 
 def test_make_targets_in_documents_exist():
@@ -269,20 +262,8 @@ def test_links_lead_somewhere(path):
 
 def test_summary_keys_are_documented(checkpoint, tmp_path):
     out = tmp_path / "out"
-    arguments = [
-        "audit",
-        str(checkpoint),
-        "--corpus",
-        "random_tokens",
-        "--samples",
-        "2",
-        "--seq-len",
-        "8",
-        "--certificate",
-        "--causes",
-        "--origin",
-    ]
-    assert CliRunner().invoke(app, [*arguments, "--out", str(out)]).exit_code == 0
+    options = ["--corpus", "random_tokens", "--samples", "2", "--seq-len", "8", "--certificate", "--causes", "--origin"]
+    assert CliRunner().invoke(app, ["audit", str(checkpoint), *options, "--out", str(out)]).exit_code == 0
     text = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     section = text.split("# summary.json")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]

@@ -180,20 +180,10 @@ PAGES_WITH_LINES = sorted({line.page for line in console_lines() if line.reason 
 def test_the_command_lines_of_a_page_run(page, stage, checkpoint, tmp_path, monkeypatch):
     """On random weights of 20,000 parameters in the place of every model; what they print is checked elsewhere."""
     monkeypatch.chdir(shutil.copytree(stage, tmp_path / "stage"))
-    stand_ins = {
-        "embedded:softmax": checkpoint,
-        "embedded:sigmoid": checkpoint,
-        "./my-checkpoint": checkpoint,
-        "ORG/MODEL": "llama",
-    }
-    stand_ins |= {
-        "org/model": "llama",
-        "org/one": "llama",
-        "org/two": checkpoint,
-        "org/name=./a-directory": f"three={checkpoint}",
-    }
-    stand_ins |= {"./my-bert": "bert", "ORG/MASKED_MODEL": "bert", "./rxnmapper": "bert", "--heads 10.5": "--heads 1.3"}
-    stand_ins["/scratch/offload"] = "offload"
+    stand_ins = dict.fromkeys(("embedded:softmax", "embedded:sigmoid", "./my-checkpoint", "org/two"), checkpoint)
+    stand_ins |= dict.fromkeys(("ORG/MODEL", "org/model", "org/one"), "llama")
+    stand_ins |= dict.fromkeys(("./my-bert", "ORG/MASKED_MODEL", "./rxnmapper"), "bert")
+    stand_ins |= {"org/name=./a-directory": f"three={checkpoint}", "--heads 10.5": "--heads 1.3", "/scratch/offload": "offload"}
     for line in console_lines():
         if line.page == page and line.reason is None:
             text = line.text.removeprefix("sinklab ")

@@ -17,8 +17,6 @@ import tomllib
 import venv
 from pathlib import Path
 
-__all__ = ["environment", "floors", "main"]
-
 ROOT = Path(__file__).parents[1]
 
 OLDEST = "oldest"

@@ -27,8 +27,6 @@ from pathlib import Path
 
 from tests.versions import ROOT, floors, pinned
 
-__all__ = ["LARGEST", "Environment", "build", "check", "find_python", "main", "tools"]
-
 BUILD = ROOT / "build" / "wheel"
 PACKAGE, CLAIMS = ROOT / "src" / "sinklab", ROOT / "src" / "sinklab_claims"
 LARGEST = 13_000_000

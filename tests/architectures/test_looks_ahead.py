@@ -17,14 +17,8 @@ from .harness import assert_identical, forward
 from .zoo import VOCAB, Entry, build, grouped, shape
 
 XLM = {
-    "vocab_size": VOCAB,
-    "emb_dim": 32,
-    "n_layers": 2,
-    "n_heads": 4,
-    "n_langs": 1,
-    "max_position_embeddings": 64,
-    "pad_index": 2,
-}
+    "vocab_size": VOCAB, "emb_dim": 32, "n_layers": 2, "n_heads": 4, "n_langs": 1, "max_position_embeddings": 64, "pad_index": 2
+}  # fmt: skip
 XLNET = {"vocab_size": VOCAB, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}
 BOTH_WAYS = [
     ("XLMWithLMHeadModel", {**XLM, "causal": False}, "masked token"),

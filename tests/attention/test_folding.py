@@ -21,13 +21,8 @@ from sinklab.operations.folded_sink import FoldedSink
 from sinklab.probes.sink_rate import SinkRate
 
 SIZES = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+    "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "bos_token_id": 0, "eos_token_id": 1
+}  # fmt: skip
 LLAMA = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 2}
 GEMMA = {**LLAMA, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8}
 

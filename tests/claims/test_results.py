@@ -279,7 +279,6 @@ class TestClaims:
     @pytest.mark.parametrize(
         ("arguments", "complaint"),
         [
-            (["repeated_token_law"], "Did you mean 'repeated_token_laws'?"),
             (["--source", "gu2042"], "there is no source 'gu2042'. Did you mean 'gu2024'?"),
             (["--scale", "tin"], "there is no scale 'tin'. Did you mean 'tiny'? Known: tiny, small, medium"),
         ],

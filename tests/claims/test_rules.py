@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 import re
@@ -12,15 +11,7 @@ import pytest
 
 from sinklab.errors import ConfigurationError, ContractError, InputError
 from sinklab.registry import claims
-from sinklab_claims.contract.claim import (
-    BASELINE,
-    Claim,
-    OnCheckpoint,
-    Part,
-    Times,
-    Variant,
-    base_config,
-)
+from sinklab_claims.contract.claim import BASELINE, Claim, OnCheckpoint, Part, Times, Variant, base_config
 from sinklab_claims.contract.effect import Difference, Effect, Extreme, Ratio, Rise, Slope, Trend, Value
 from sinklab_claims.reproduce import store as store_of_cells
 from sinklab_claims.reproduce.claims import STATEMENTS, write_statements
@@ -143,7 +134,7 @@ def test_a_plateau_is_no_rise() -> None:
     assert judge_part(rise, falls).verdict == "not reproduced"
 
 
-def test_a_count_has_an_exact_interval() -> None:
+def test_a_count_and_a_difference_of_counts_have_an_exact_interval() -> None:
     """Of 0 in 3 it ends at 1 - 0.025 ** (1 / 3) = 0.708, and not at 0."""
     rare = Part("it does not diverge", Value("diverged", "a"), less_than=0.5)
     finding = judge_part(rare, diverged(0, 0, 0))
@@ -152,9 +143,6 @@ def test_a_count_has_an_exact_interval() -> None:
     assert judge_part(rare, diverged(*[0] * 8)).verdict == "reproduced"  # at most 0.37
     assert judge_part(rare, diverged(*[1] * 8)).verdict == "not reproduced"
     assert judge_part(rare, diverged(1, 0, 0)).interval == pytest.approx((0.00840, 0.90570), abs=1e-5)
-
-
-def test_a_difference_of_counts_has_one_too() -> None:
     more = Part("it diverges more often", Difference("diverged", "a", "b"), more_than=0.1)
     half = 1 - 0.0125 ** (1 / 3)  # of the share of 1 and of that of -1, each at 97.5 %
     assert judge_part(more, diverged(0, 0, 0)).interval == pytest.approx((-half, half))
@@ -214,13 +202,6 @@ def test_a_rank_correlation_over_three_conditions_needs_six_seeds() -> None:
     assert judge_part(trend, dict.fromkeys(range(6), falling)).verdict == "not reproduced"
 
 
-def test_parts_that_say_nothing_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="the part 'it is' has no bound; give more_than or less_than"):
-        Part("it is", Value("sink_rate", "a"))
-    with pytest.raises(ConfigurationError, match="nothing lies between 2 and 1"):
-        Part("it is", Value("sink_rate", "a"), more_than=2.0, less_than=1.0)
-
-
 NUMBERS = {"a": {"x": 1.0, "y": 4.0}, "b": {"x": 3.0}, "c": {"x": 2.0}, "d": {"x": 2.0}, "e": {"x": 2.0}}
 
 
@@ -258,8 +239,11 @@ def test_without_a_number_there_is_no_effect(effect: Effect) -> None:
     assert effect({**NUMBERS, "lost": {"x": math.nan}, "zero": {"x": 0.0}}) is None
 
 
-def test_orders_that_are_none_are_refused() -> None:
-
+def test_parts_and_orders_that_say_nothing_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="the part 'it is' has no bound; give more_than or less_than"):
+        Part("it is", Value("sink_rate", "a"))
+    with pytest.raises(ConfigurationError, match="nothing lies between 2 and 1"):
+        Part("it is", Value("sink_rate", "a"), more_than=2.0, less_than=1.0)
     for at in ((1.0,), (1.0, 1.0), (0.0, 1.0)):
         with pytest.raises(ConfigurationError, match="a slope needs a positive number for each of a, b"):
             Slope("x", ("a", "b"), at=at)
@@ -337,12 +321,17 @@ def test_starting_after_another_variant() -> None:
         ({"optimizer.rate": 1.0}, "there is no field 'optimizer.rate'"),
         ({"data.seed": 3}, "variant 'x' sets data.seed, which belongs to the seeds"),
         ({"training.steps": 50}, r"variant 'x': warm-up takes 100 steps and the run has 50"),
-        ({"model.operation": {"name": "sigmiod"}}, "variant 'x': .*no operation is called 'sigmiod'. Did you mean 'sigmoid'"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make_cells([Variant("x", changes)], "tiny", [0])
+
+
+def store_with(folder, seed, changes):
+    """A store that has the cell of a variant too."""
+    cells = make_cells([Variant("one", changes)], "tiny", [seed])
+    return open_store(folder / "runs", {cell.name: cell for cell in cells.values()}, folder / "cache", progress=False)
 
 
 def test_cells_that_are_added_to_a_store_read_the_text_of_those_that_have_begun(tmp_path, monkeypatch):
@@ -351,8 +340,7 @@ def test_cells_that_are_added_to_a_store_read_the_text_of_those_that_have_begun(
     monkeypatch.setattr(store_of_cells, "prepare_texts", lambda new, cache, progress: {name: dict(now) for name in new})
 
     def opened(seed, **changes):
-        cells = make_cells([Variant("one", changes)], "tiny", [seed])
-        return open_store(tmp_path / "runs", {cell.name: cell for cell in cells.values()}, tmp_path, progress=False)
+        return store_with(tmp_path, seed, changes)
 
     first = next(iter(opened(0).cells))
     now["train"] = "other"
@@ -372,24 +360,20 @@ def test_cells_that_are_added_to_a_store_read_the_text_of_those_that_have_begun(
 def test_a_store_with_trainings_of_another_context_takes_others(tmp_path):
     """They read more or less of the held-out text, and the same training text: nothing has changed."""
 
-    def opened(seed, corpus, **changes):
-        cells = make_cells([Variant("one", {"data.corpus": str(corpus), **changes})], "tiny", [seed])
-        return open_store(tmp_path / "runs", {cell.name: cell for cell in cells.values()}, tmp_path / "cache", progress=False)
-
-    longer, data = {"model.max_position_embeddings": 256}, {"data.held_out_rows": 8}
     text = tmp_path / "text.txt"
+    longer, data = {"model.max_position_embeddings": 256}, {"data.corpus": str(text), "data.held_out_rows": 8}
     text.write_text("\n\n".join(f"some words of line {line} " * 30 for line in range(400)))
-    first = opened(0, text, **data, **longer)
+    first = store_with(tmp_path, 0, data | longer)
     (tmp_path / "runs" / next(iter(first.cells))).mkdir()
-    both = opened(0, text, **data)
+    both = store_with(tmp_path, 0, data)
     one, other = both.texts.values()
     assert one["train"] == other["train"]
     assert one["held_out"] != other["held_out"]
-    assert opened(1, text, **data, **longer).texts
+    assert store_with(tmp_path, 1, data | longer).texts
     text.write_text("\n\n".join(f"other words of line {line} " * 30 for line in range(400)))
     for changes in ({}, longer):
         with pytest.raises(InputError, match="gives another text than"):
-            opened(2, text, **data, **changes)
+            store_with(tmp_path, 2, data | changes)
 
 
 def test_a_store_that_moves_does_not_mix_precisions(monkeypatch):
@@ -414,13 +398,17 @@ def test_what_is_listed_without_importing_is_what_the_claims_say(tmp_path):
     assert (tmp_path / STATEMENTS).read_text() == kept, "python -m sinklab_claims.reproduce.claims writes it anew"
 
 
+def there_is(effect: Effect) -> Part:
+    return Part("there is", effect, more_than=5)
+
+
 def claim(**changed) -> Claim:
     kept = {
         "statement": "There is a sink.",
         "source": "gu2024",
         "reference": "Gu et al. 2024 (arXiv 2410.10781)",
         "published": "Yes.",
-        "parts": (Part("there is", Value("sink_rate", BASELINE), more_than=5),),
+        "parts": (there_is(Value("sink_rate", BASELINE)),),
         "variants": (Variant(BASELINE),),
         "read_outs": ("sinks",),
     }
@@ -449,30 +437,21 @@ class Backwards(Difference):
         ({"source": "Gu et al."}, "check 'source': expected a name such as gu2024"),
         ({"costs": {"tiny": "cheap"}}, "check 'costs'"),
         ({"evidence": {"huge": "It is."}}, "check 'evidence'"),
-        (
-            {"read_outs": ()},
-            "check 'metrics': expected 'there is' to need one of diverged, held_out_loss, steps, got sink_rate",
-        ),
+        ({"read_outs": ()}, "check 'metrics': expected 'there is' to need one of diverged, held_out_loss, steps, got sink"),
         ({"read_outs": ("sink",)}, "check 'read_outs'"),
+        ({"checkpoint": OnCheckpoint(parts=(there_is(Careless("sink_rate", BASELINE)),))}, "check 'needs'"),
         (
-            {"checkpoint": OnCheckpoint(parts=(Part("there is", Careless("sink_rate", BASELINE), more_than=5),))},
-            "check 'needs'",
-        ),
-        (
-            {"checkpoint": OnCheckpoint(parts=(Part("there is", Value("lost", BASELINE), more_than=5),))},
+            {"checkpoint": OnCheckpoint(parts=(there_is(Value("lost", BASELINE)),))},
             "check 'checkpoint': expected 'there is' to need numbers of its read-outs, got lost of baseline",
         ),
         ({"variants": (Variant("other"),)}, "check 'variants': expected 'there is' to speak of other, got baseline"),
         (
             {"variants": (Variant(BASELINE, {"optimizer.learning_rat": 1.0}),)},
-            "check 'variants': expected valid configurations at scale tiny",
+            "check 'variants': expected valid configurations",
         ),
-        ({"parts": (Part("there is", Careless("sink_rate", BASELINE), more_than=5),)}, "check 'needs'"),
+        ({"parts": (there_is(Careless("sink_rate", BASELINE)),)}, "check 'needs'"),
         (
-            {
-                "variants": (Variant(BASELINE), Variant("b")),
-                "parts": (Part("there is", Backwards("sink_rate", BASELINE, "b"), more_than=5),),
-            },
+            {"variants": (Variant(BASELINE), Variant("b")), "parts": (there_is(Backwards("sink_rate", BASELINE, "b")),)},
             "check 'verdict': expected 'there is' reproduced by an effect inside of more than 5",
         ),
         (
@@ -492,7 +471,7 @@ def test_every_check_can_fail(changed, complaint):
 
 def test_a_function_that_returns_something_else_is_refused():
     def broken():
-        return dataclasses.asdict(claim())["statement"]
+        return claim().statement
 
     with pytest.raises(ContractError, match="claim 'broken' breaks its contract, check 'type': expected a Claim, got str"):
         check_claim(broken)

@@ -21,7 +21,6 @@ from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.jobs import cell as cell_module
 from sinklab.jobs import driver
-from sinklab.jobs import grid as grid_module
 from sinklab.jobs.cell import PLAN, SHARED, SweepPlan, read_plan, run_cell
 from sinklab.jobs.driver import run_sweep
 from sinklab.jobs.estimate import estimate_mean
@@ -60,16 +59,9 @@ def test_names_depend_on_what_is_varied_and_on_nothing_else():
     assert name("a") == name("a", changes=["training.steps=300"])
     assert len({name("a"), name("b"), name("a", seeds=[0]), name("a", seeds=[1])}) == 4
     assert name("a/b") != name("a b")  # which read the same
-    assert "/" not in name("./some where/a b.txt")
+    assert name("./some where/a b.txt").startswith("corpus=.-some-where-a-b.txt-")
+    assert name("[-5.5] b").startswith("corpus=-5.5-b-")  # with the sign of the number, and without the bracket
     assert len(name("x" * 300).encode()) < 200
-
-
-@pytest.mark.parametrize(
-    ("value", "word"),
-    [(-5.5, "-5.5"), (5.5, "5.5"), ([-1, 2], "-1-2"), ({"b": -2, "name": "sigmoid"}, "b--2-name-sigmoid"), ("a b/", "a-b")],
-)
-def test_names_have_the_sign_of_a_number(value, word):
-    assert grid_module._cell_name({"model.operation": value}, None).rpartition("-")[0] == f"operation={word}"
 
 
 def test_an_operation_in_the_grid_drops_the_settings_of_the_one_before():
@@ -92,35 +84,21 @@ def test_an_operation_in_the_grid_drops_the_settings_of_the_one_before():
 )
 def test_the_grid_of_the_command_line(item, path, values):
     assert parse_grid([item]) == {path: values}
-
-
-@pytest.mark.parametrize(
-    ("items", "message"),
-    [
-        (["lr"], r"`grid` 'lr': expected path=value,value,…"),
-        (["lr=[1"], r"`grid` 'lr=\[1': the values are no list in YAML"),
-        (["lr=1e-3", "optimizer.learning_rate=2e-3"], r"names optimizer.learning_rate twice; give all of its values at once"),
-    ],
-)
-def test_a_grid_that_says_nothing_is_refused(items, message):
-    with pytest.raises(ConfigurationError, match=message):
-        parse_grid(items)
+    with pytest.raises(ConfigurationError, match=f"names {path} twice; give all of its values at once"):
+        parse_grid([item, f"{path}=1"])
+    with pytest.raises(ConfigurationError, match=r"`grid` 'lr=\[1': the values are no list in YAML"):
+        parse_grid([item, "lr=[1"])
 
 
 @pytest.mark.parametrize(
     ("grid", "options", "message"),
     [
         ({"lr": [1e-3, 1e-3]}, {}, "optimizer.learning_rate has the value 0.001 twice"),
-        (
-            {"layers": [1, 1.0]},
-            {},
-            r"cells num_hidden_layers=1-\w{8} and num_hidden_layers=1.0-\w{8} are one configuration; leave one of the two",
-        ),
+        ({"layers": [1, 1.0]}, {}, r"cells num_hidden_layers=1-\w{8} and num_hidden_layers=1.0-\w{8} are one configuration"),
         ({"lr": [1e-3]}, {"seeds": [0, 0]}, "`seeds` has the value 0 twice"),
         ({"lr": [1e-3]}, {"changes": [f"{RATE}=1"]}, "optimizer.learning_rate is both set and varied"),
         ({"data.seed": [1]}, {"seeds": [0]}, "`seeds` sets data.seed too"),
         ({"lr": [1e-3]}, {"seeds": [0], "changes": ["training.seed=1"]}, "`seeds` sets training.seed too"),
-        ({"model.windw": [8]}, {}, "cell windw=8-.*windw.*Did you mean .*window"),
         ({"heads": [2, 5]}, {"seeds": [1]}, "cell num_attention_heads=5,seed=1-.*: model: hidden_size 128 is not a multiple"),
         ({"operation": ["softmx"]}, {}, "cell operation=softmx-.*: no operation is called 'softmx'. Did you mean 'softmax'"),
     ],
@@ -186,10 +164,7 @@ def test_no_more_at_a_time_than_jobs(processes, tmp_path):
 @pytest.mark.parametrize(
     ("death", "why"),
     [
-        (
-            "print('step 3', flush=True); os.kill(os.getpid(), 9)",
-            "killed by SIGKILL, as a machine does that runs out of memory",
-        ),
+        ("print('step 3', flush=True); os.kill(os.getpid(), 9)", "killed by SIGKILL, as a machine does that runs out of mem"),
         ("sys.exit('KeyError: 1')", "KeyError: 1"),
         ("sys.exit(7)", "ended with status 7 and said nothing"),
     ],
@@ -261,8 +236,7 @@ def test_an_interrupted_sweep_lets_its_cells_write_a_checkpoint(processes, tmp_p
 DRIVER = """
 import sys
 from pathlib import Path
-from sinklab.jobs.processes import run_processes
-from sinklab.jobs.processes import Watch
+from sinklab.jobs.processes import Watch, run_processes
 program, out, log = sys.argv[1:]  # a script without a guard, which no process runs again
 command = {"a": ["tests.jobs.program", program, out]}
 run_processes(command, lambda name: Path(log), str, jobs=1, retries=0, watch=Watch(1, 0))
@@ -372,7 +346,7 @@ def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path
     swept({"lr": [5e-3]}, seeds=[0, 1], resume=True)
     assert len(here) == 2  # nothing was left to do
     with pytest.raises(
-        ConfigurationError, match=r"has cells that are not asked for now, 1 of them, such as .*seed=1-.*more may be added"
+        ConfigurationError, match=r"has cells that are not asked for now, 1 of them, such as .*seed=1-.*more may"
     ):
         swept({"lr": [5e-3]}, seeds=[0], resume=True)
     with pytest.raises(ConfigurationError, match=r"is a run of another configuration: training.steps was 8 and is 4"):
@@ -382,18 +356,12 @@ def test_a_resumed_sweep_keeps_what_has_ended_and_may_grow(swept, here, tmp_path
 def test_auto_is_one_dtype_for_all_cells_on_whatever_machine_they_run(swept, monkeypatch, tmp_path):
     """A sweep that is planned where bfloat16 is fast and resumed where it is not."""
 
-    def on_a_machine(bfloat16):
-        monkeypatch.setattr(process, "has_bfloat16", lambda device: bfloat16)
-
-    def dtypes(sweep):
-        runs = [read_run(sweep.folder / name) for name in cells_of(sweep)["cell"]]
-        return [(run["config"]["training"]["dtype"], run["resolved"]["dtype"]) for run in runs]
-
-    on_a_machine(True)
+    monkeypatch.setattr(process, "has_bfloat16", lambda device: True)
     first = swept({"lr": [5e-3]}, "training.dtype=auto", seeds=[0])
-    on_a_machine(False)
+    monkeypatch.setattr(process, "has_bfloat16", lambda device: False)
     grown = swept({"lr": [5e-3]}, "training.dtype=auto", seeds=[0, 1], resume=True)
-    assert dtypes(grown) == [("bfloat16", "bfloat16")] * 2
+    runs = [read_run(grown.folder / name) for name in cells_of(grown)["cell"]]
+    assert [(run["config"]["training"]["dtype"], run["resolved"]["dtype"]) for run in runs] == [("bfloat16", "bfloat16")] * 2
     assert (first.record["dtype"], grown.record["dtype"]) == ("bfloat16", "bfloat16")
     assert list(cells_of(grown)["cell"][:1]) == list(cells_of(first)["cell"])
 
@@ -432,20 +400,24 @@ def test_one_that_diverges_is_a_result(swept):
     assert set(result.table["run_id"]) == set(cells_of(result)["run_id"])
 
 
-def test_another_text_than_planned_is_refused_and_the_others_are_kept(swept, here, monkeypatch, text, tmp_path):
+@pytest.fixture
+def change_text(text):
+    """Puts other words in front of the text, which is as it was after the test."""
+    before = text.read_text()
+    yield lambda: text.write_text("other words\n\n" + before)
+    text.write_text(before)
+
+
+def test_another_text_than_planned_is_refused_and_the_others_are_kept(swept, here, monkeypatch, change_text):
     inner = driver.run_local
 
     def run_local(plan, names, **options):
         errors = inner(plan, names[:1], **options)
-        text.write_text("other words\n\n" + before)
+        change_text()
         return errors | inner(plan, names[1:], **options)
 
-    before = text.read_text()
     monkeypatch.setattr(driver, "run_local", run_local)
-    try:
-        result = swept({"lr": [5e-3, 1e-3]})
-    finally:
-        text.write_text(before)
+    result = swept({"lr": [5e-3, 1e-3]})
     (error,) = result.summary["errors"]
     assert "gives another text on" in error
     assert list(cells_of(result)["status"]) == ["finished", "failed"]
@@ -454,17 +426,13 @@ def test_another_text_than_planned_is_refused_and_the_others_are_kept(swept, her
     assert result.summary["settings"][1]["other"] == 1
 
 
-def test_cells_that_are_added_read_the_text_of_those_that_have_ended(swept, here, text):
+def test_cells_that_are_added_read_the_text_of_those_that_have_ended(swept, here, change_text):
     first = swept({"lr": [5e-3]}, seeds=[0])
     planned = read_plan(first.folder).texts
-    before = text.read_text()
-    text.write_text("other words\n\n" + before)
-    try:
-        with pytest.raises(InputError, match=r"gives another text than cell .*seed=0-.* has read, .* bring the old text back"):
-            swept({"lr": [5e-3]}, seeds=[0, 1], resume=True)
-        again = swept({"lr": [5e-3]}, seeds=[0], resume=True)  # nothing is left to read it
-    finally:
-        text.write_text(before)
+    change_text()
+    with pytest.raises(InputError, match=r"gives another text than cell .*seed=0-.* has read, .* bring the old text back"):
+        swept({"lr": [5e-3]}, seeds=[0, 1], resume=True)
+    again = swept({"lr": [5e-3]}, seeds=[0], resume=True)  # nothing is left to read it
     assert len(here) == 1
     assert list(cells_of(again)["cell"]) == list(cells_of(first)["cell"])
     assert read_plan(first.folder).texts == planned
@@ -477,20 +445,18 @@ def test_an_interrupted_sweep_writes_what_there_is_and_says_how_to_go_on(swept, 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(driver, "run_local", run_local)
-    for begins, resume, how in (
-        (False, False, None),
-        (True, False, "go on with `resume`"),
-        (True, True, "the same command goes on from there"),
-    ):
+    rates, more = [5e-3, 1e-3], [5e-3, 1e-3, 2e-3]
+    on = "the same command goes on from there"
+    for begins, rate, resume, how in ((0, rates, False, ""), (1, rates, False, "go on with `resume`"), (1, more, True, on)):
         with pytest.raises(KeyboardInterrupt) as caught:
-            swept({"lr": [5e-3, 1e-3]} if not resume else {"lr": [5e-3, 1e-3, 2e-3]}, resume=resume)
+            swept({"lr": rate}, resume=resume)
         notes = [f"what was trained is kept in {tmp_path / 'sweep'}: {how}"]
         assert getattr(caught.value, "__notes__", []) == (notes if begins else [])
     cells = pd.read_csv(tmp_path / "sweep" / "cells.csv")
     assert list(cells["status"]) == ["finished", "finished", "waiting"]
     monkeypatch.setattr(driver, "write_table", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left") as caught:
-        swept({"lr": [5e-3, 1e-3, 2e-3]}, resume=True)
+        swept({"lr": more}, resume=True)
     assert caught.value.__notes__ == notes
     assert len(read_table(tmp_path / "sweep" / "table.parquet"))
 
@@ -621,18 +587,6 @@ def test_the_command_tells_of_every_cell_and_prints_json(sinklab):
     loss = result["settings"][0]["held_out_loss"]["values"][0]
     assert re.fullmatch(rf"\[1/2\] learning_rate=0.005-\w+: finished, held-out loss {loss:.3f}, sink rate .* %", first)
     assert second.startswith("[2/2] learning_rate=0.001-")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["tiny", "--grid", "lr"], "error: --grid 'lr': expected path=value"),
-        (["tiny", "--grid", "heads=2,3"], "error: cell num_attention_heads=3-"),
-    ],
-)
-def test_a_users_mistake_is_one_line_and_status_2(sinklab, here, arguments, message):
-    status, out, err = sinklab(*arguments)
-    assert (status, out) == (2, "")
-    assert err.startswith(message)
-    assert err.count("\n") == 1
-    assert here == []
+    status, out, err = sinklab("tiny", "--grid", "lr")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: --grid 'lr': expected path=value")

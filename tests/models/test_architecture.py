@@ -25,15 +25,9 @@ from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.positions import learned_positions, length_warning, require_lengths, require_positions, trained_length
 
 GU_60M = {
-    "vocab_size": 50432,
-    "hidden_size": 768,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 10,
-    "num_attention_heads": 8,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
-GU_1B = GU_60M | {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 16}
+    "vocab_size": 50432, "hidden_size": 768, "intermediate_size": 1536, "num_hidden_layers": 10, "num_attention_heads": 8,
+    "max_position_embeddings": 2048, "tie_word_embeddings": False,
+}  # fmt: skip
 SMALLEST = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 5, "num_attention_heads": 2}
 
 

@@ -255,16 +255,9 @@ def test_a_sibling_of_the_same_config_is_untouched():
 def test_encoder_decoder_gets_every_attention(gated_sink):
     torch.manual_seed(0)
     config = transformers.BartConfig(
-        vocab_size=50,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        max_position_embeddings=32,
-    )
+        vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32,
+    )  # fmt: skip
     model = randomize(attach(transformers.BartForConditionalGeneration(config), "gated_sink").eval())
     owners = {name.rpartition(".operation_state")[0] for name, _ in model.named_parameters() if "operation_state" in name}
     assert len(owners) == 3

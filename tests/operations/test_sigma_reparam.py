@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import transformers
-from tests.conftest import make_sinklm, make_tokenizer
+from tests.conftest import TINY, make_sinklm, make_tokenizer
 from torch import nn
 
 from sinklab.errors import ConfigurationError
@@ -35,17 +35,7 @@ def make_pair(dtype: torch.dtype = torch.float64, bias: bool = True) -> tuple[nn
 
 def llama() -> transformers.LlamaForCausalLM:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
+    config = transformers.LlamaConfig(**TINY | {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 1})
     return transformers.LlamaForCausalLM(config).eval()
 
 

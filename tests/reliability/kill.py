@@ -135,12 +135,10 @@ class Lab:
         self.folder, self.work, self.inputs = folder, folder / "work", folder / "inputs"
         self.token = secrets.token_hex(8)
         path = os.pathsep.join(dict.fromkeys([*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(ROOT)]))
-        os.environ["PYTHONPATH"] = path
-        self.environment = {
-            **{"SINKLAB_CACHE": str(self.work / "cache"), "SINKLAB_KILL": self.token, "HF_HUB_OFFLINE": "1"},
-            **{"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path, "MPLBACKEND": "agg"},
-        }
-        os.environ.update({name: self.environment[name] for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "MPLBACKEND")})
+        everywhere = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg", "PYTHONPATH": path}
+        os.environ.update(everywhere)
+        own = {"SINKLAB_CACHE": str(self.work / "cache"), "SINKLAB_KILL": self.token, "TOKENIZERS_PARALLELISM": "false"}
+        self.environment = everywhere | own
         self.processes = multiprocessing.get_context("forkserver")
         self.processes.set_forkserver_preload(["tests.reliability.victim"])
 
@@ -260,7 +258,10 @@ MARKS = (
 
 
 def differences(reference: Path, found: Path) -> Iterator[str]:
-    """What is in one folder and not in another one, which should be alike but for times and identities."""
+    """What is in one folder (or file) and not in another, which should be alike but for times and identities."""
+    if reference.is_file():
+        yield from filter(None, [_difference(reference, found)])
+        return
     files = [
         {DIGEST.sub("DIGEST", path.relative_to(folder).as_posix()): path for path in folder.rglob("*") if path.is_file()}
         for folder in (reference, found)
@@ -314,24 +315,20 @@ def _lasting(record: Any) -> Any:
 
 def half_states(work: Path) -> Iterator[str]:
     """What lies at its place and is not whole: records that cannot be read, and tables of another run than their record."""
-    for path in sorted(work.rglob("*.json")):
-        if not any(part.startswith(".") for part in path.relative_to(work).parts):
-            try:
-                json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                yield f"{path.relative_to(work)} is half there: {error}"
-    for path in sorted(work.rglob("table.parquet")):
-        if any(part.startswith(".") for part in path.relative_to(work).parts):
-            continue
+    names = [path.relative_to(work) for path in sorted(work.rglob("*"))]
+    names = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    for name in names:
+        path, identities = work / name, set()
         try:
-            identities = set(read_table(path)["run_id"])
-        except SinklabError as error:
-            yield f"{path.relative_to(work)} is half there: {error}"
-            continue
+            if name.suffix == ".json":
+                json.loads(path.read_text(encoding="utf-8"))
+            elif name.name == "table.parquet":
+                identities = set(read_table(path)["run_id"])
+        except (SinklabError, ValueError) as error:
+            yield f"{name} is half there: {error}"
         with contextlib.suppress(FileNotFoundError, ValueError):  # which is said above
-            known = json.loads((path.parent / "run.json").read_text(encoding="utf-8")).get("run_id")
-            if identities and identities != {known}:
-                yield f"{path.relative_to(work)} is of the run {', '.join(identities)}, and run.json beside it of {known}"
+            if identities and identities != {known := json.loads(path.with_name("run.json").read_text()).get("run_id")}:
+                yield f"{name} is of the run {', '.join(identities)}, and run.json beside it of {known}"
 
 
 # --- kills ---
@@ -384,12 +381,7 @@ class Victim:
         problems = [*lab.settle(), *self._of_status(status, number, whom), *half_states(lab.work)]
         there = (lab.work / self.entry.result).exists()
         if there and not (self.resumes or self.entry.goes_on) and number not in self.entry.ends_well:
-            target = self.entry.result
-            if (lab.work / target).is_dir():
-                found = differences(self.reference / target, lab.work / target)
-            else:
-                problem = _difference(self.reference / target, lab.work / target)
-                found = iter([problem] if problem else [])
+            found = differences(self.reference / self.entry.result, lab.work / self.entry.result)
             problems += [f"at its place before it ran again: {problem}" for problem in found]
         line = self.again()
         again, _ = lab.run(line)
@@ -401,14 +393,9 @@ class Victim:
 
     def _of_status(self, status: int, number: int, whom: str) -> Iterator[str]:
         """A signal ends a command with 128 and its number, unless it came too late, or met a worker."""
-        if whom == "worker":
-            expected = {0, 1}
-        elif number == signal.SIGKILL:
-            expected = {-number, 0}
-        else:
-            expected = {128 + number, 0}
-        if status not in expected:
-            yield f"status {status} after {signal.Signals(number).name}, expected {128 + number}: {self.lab.said()}"
+        expected = 1 if whom == "worker" else -number if number == signal.SIGKILL else 128 + number
+        if status not in (0, expected):
+            yield f"status {status} after {signal.Signals(number).name}, expected {expected}: {self.lab.said()}"
 
 
 def moments(entry: Entry, kills: int, generator: random.Random) -> Iterator[tuple[int, str, tuple[str, float]]]:

@@ -48,24 +48,19 @@ class TableMaker:
 
     def write(self, path: Path) -> None:
         """Write parquet with the columns of the schema, without going through pandas."""
+        types = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64()}
+        schema = pa.schema([(name, types[dtype]) for name, (dtype, _) in COLUMNS.items()])
         tables = []
         for part in self.parts:
             size = len(part["value"])
             columns = {}
-            for name, (dtype, _) in COLUMNS.items():
-                kind = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64()}[dtype]
+            for name, kind in zip(schema.names, schema.types, strict=True):
                 given = part.get(name)
                 if isinstance(given, np.ndarray):
                     columns[name] = pa.array(given, type=kind)
                 else:
                     columns[name] = pa.nulls(size, kind) if given is None else pa.repeat(pa.scalar(given, kind), size)
             tables.append(pa.table(columns))
-        schema = pa.schema(
-            [
-                (name, {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64()}[d])
-                for name, (d, _) in COLUMNS.items()
-            ]
-        )
         pq.write_table(pa.concat_tables(tables) if tables else schema.empty_table(), path)
 
 
@@ -148,9 +143,8 @@ def write_audit(
     weights = np.zeros((samples, layers, heads, side, side), np.uint8)
     scores = np.zeros_like(weights)
     ranges = np.zeros((samples, layers, heads, 2), np.float32)
-    received = np.zeros((layers, heads, side))
-    above = np.zeros((layers, heads, side))
-    entropy, entropy_rest = np.zeros((layers, heads)), np.zeros((layers, heads))
+    received, above = np.zeros((2, layers, heads, side))
+    entropy, entropy_rest = np.zeros((2, layers, heads))
     visible_rows = np.arange(side, 0, -1)
     for sample in range(samples):
         for layer in range(layers):
@@ -174,7 +168,7 @@ def write_audit(
     if sink_position is None:
         above[..., :] = 0
     shown = min(position_rows or seq_len, seq_len)
-    mean_weight, rate = np.zeros((layers, heads, shown)), np.zeros((layers, heads, shown))
+    mean_weight, rate = np.zeros((2, layers, heads, shown))
     known = min(side, shown)
     mean_weight[..., :known], rate[..., :known] = received[..., :known], above[..., :known]
     if shown > known:
@@ -183,18 +177,14 @@ def write_audit(
     corpus = f"{HOSTILE}.txt" if hostile else "python_source"
     name = f"{model}{HOSTILE}" if hostile else model
     table = TableMaker(run_id="r1", model=name, revision="abc", operation=operation, corpus=corpus, bos=1, seed=seed)
-    head_axis, position_axis = np.arange(heads), np.arange(shown)
     sink_mean = mean_weight[..., place]
     depth = np.arange(layers) / max(1, layers - 1)
 
     def per_head(probe: str, metric: str, unit: str, values: np.ndarray) -> None:
-        for layer in range(layers):
-            table.add(probe, metric, unit, values[layer], module=f"model.layers.{layer}.self_attn", layer=layer, head=head_axis)
-
-    def per_head_position(probe: str, metric: str, unit: str, values: np.ndarray) -> None:
-        for layer in range(layers):
-            at = {"layer": layer, "head": np.arange(values.shape[1])[:, None], "key_position": position_axis[None, :]}
-            table.add(probe, metric, unit, values[layer], module=f"model.layers.{layer}.self_attn", **at)
+        """Values ``(layers, heads)`` or ``(layers, heads, positions)``."""
+        for layer, of_layer in enumerate(values):
+            at = dict(zip(("head", "key_position"), np.indices(of_layer.shape, sparse=True), strict=False))
+            table.add(probe, metric, unit, of_layer, module=f"model.layers.{layer}.self_attn", layer=layer, **at)
 
     def wanted(probe: str) -> bool:
         return probe not in omit
@@ -207,15 +197,15 @@ def write_audit(
         "first_four_share": float(mean_weight[..., :4].sum(-1).mean()),
     }
     if wanted("sink_rate"):
-        table.add("sink_rate", "gu2024", "percent", rate.mean(axis=(0, 1)), key_position=position_axis)
-        per_head_position("sink_rate", "gu2024", "percent", rate)
+        table.add("sink_rate", "gu2024", "percent", rate.mean(axis=(0, 1)), key_position=np.arange(shown))
+        per_head("sink_rate", "gu2024", "percent", rate)
         units = {"kaul2024_first_argmax": "percent"}
         for metric in ("qiu2025_first_attention", "kaul2024_first_argmax", "first_token_share", "first_four_share"):
             table.add("sink_rate", metric, units.get(metric, "fraction"), named[metric])
             share = sink_mean * 100 if metric in units else sink_mean
             per_head("sink_rate", metric, units.get(metric, "fraction"), share)
     if wanted("attention_received"):
-        per_head_position("attention_received", "mean_weight", "fraction", mean_weight)
+        per_head("attention_received", "mean_weight", "fraction", mean_weight)
     if wanted("null_mass"):
         per_head("null_mass", "null_mass", "fraction", np.zeros((layers, heads)))
         per_head("null_mass", "row_mass", "fraction", np.ones((layers, heads)))
@@ -233,12 +223,10 @@ def write_audit(
             table.add("hidden_norm", "first_to_rest_ratio", "ratio", norm[0] / norm[1:].mean(), **at)
     for probe, first, rest in (("key_norm", 4.0, 14.0), ("value_norm", 0.4, 3.0)):
         if wanted(probe):
-            for layer in range(layers):
-                norm = rng.normal(rest * (1 + depth[layer]), 0.3, (kv_heads, small))
-                if sink_position is not None and place < small:
-                    norm[:, place] = first
-                at = {"layer": layer, "head": np.arange(kv_heads)[:, None], "key_position": np.arange(small)[None, :]}
-                table.add(probe, probe, "norm", norm, module=f"model.layers.{layer}.self_attn", **at)
+            norms = rng.normal(rest * (1 + depth[:, None, None]), 0.3, (layers, kv_heads, small))
+            if sink_position is not None and place < small:
+                norms[..., place] = first
+            per_head(probe, probe, "norm", norms)
     if wanted("score_gap"):
         per_head("score_gap", "sink_score", "score", strength - 1)
         per_head("score_gap", "other_score", "score", np.full((layers, heads), -1.5))
@@ -272,19 +260,14 @@ def write_audit(
         conditions.append(a_condition(other, bos, named["gu2024"] * factor, loss=loss, top_position=place, top_rate=top))
     table.write(folder / "table.parquet")
 
-    tokens = []
-    for _ in range(samples):
-        line = ["<s>", *rng.choice(WORDS, seq_len - 1).tolist()]
-        if hostile:
-            line[3] = HOSTILE
-        tokens.append(line)
+    tokens = [["<s>", *rng.choice(WORDS, seq_len - 1).tolist()] for _ in range(samples)]
+    for line in tokens if hostile else ():
+        line[3] = HOSTILE
     sink_token = HOSTILE if hostile else tokens[0][place] if place < seq_len else ""
     sinks = []
     if sink_position is not None:
-        module = "model.layers.{}.self_attn".format
-        by_head = [
-            (l, h, module(l), float(rate[l, h, place])) for l in range(layers) for h in range(heads) if rate[l, h, place] > 0
-        ]
+        where = zip(*np.nonzero(rate[..., place]), strict=True)
+        by_head = [(int(l), int(h), f"model.layers.{l}.self_attn", float(rate[l, h, place])) for l, h in where]
         by_head.sort(key=lambda entry: -entry[3])
         sinks.append(a_place(place, text=sink_token, rate=float(rate[..., place].mean()), heads=by_head, sinking=len(by_head)))
     found = AuditFound(
@@ -301,6 +284,7 @@ def write_audit(
     found = dataclasses.replace(found, finding=finding(found, 0.3))
     write_json(to_json(found) | (summary or {}), folder / "summary.json")
     settings = {"threshold": 0.3, "bos": 1}
+    definition = {"probe": "sink_rate", "metric": "gu2024", "version": 1, "text": "", "paper": "Gu 2024", "unit": "percent"}
     write_json(
         {
             "kind": "audit",
@@ -311,16 +295,7 @@ def write_audit(
             "dtype": "float32",
             "wall_seconds": 31.4,
             "token_sha256": "9f" * 32,
-            "definitions": [
-                {
-                    "probe": "sink_rate",
-                    "metric": "gu2024",
-                    "version": 1,
-                    "text": "",
-                    "paper": "Gu et al. 2024",
-                    "unit": "percent",
-                }
-            ],
+            "definitions": [definition],
             "model": {"class": "SinkLM", "num_layers": layers, "num_heads": heads, "parameters": 3_400_000},
             "calls": {f"model.layers.{layer}.self_attn": 13 for layer in range(layers)},
             "checks": {"outputs_found_bit_identical": 1, "rows_verified": 2400, "largest_error": 2.4e-07},
@@ -329,14 +304,8 @@ def write_audit(
         folder / "run.json",
     )
     if maps:
-        save_file(
-            {"weights": weights, "scores": scores, "scores_range": ranges},
-            folder / "maps.safetensors",
-            metadata={
-                "tokens": json.dumps(tokens),
-                "seq_len": str(seq_len),
-                "modules": json.dumps([f"model.layers.{layer}.self_attn" for layer in range(layers)]),
-                "tile": str(-(-seq_len // side)),
-            },
-        )
+        modules = [f"model.layers.{layer}.self_attn" for layer in range(layers)]
+        about = {"tokens": json.dumps(tokens), "seq_len": str(seq_len), "modules": json.dumps(modules)}
+        arrays = {"weights": weights, "scores": scores, "scores_range": ranges}
+        save_file(arrays, folder / "maps.safetensors", metadata=about | {"tile": str(-(-seq_len // side))})
     return folder

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from tests.architectures.zoo import DECODERS, OFF_SEAM, VOCAB, ZOO, build, enliven, shape
+from tests.architectures.zoo import DECODERS, OFF_SEAM, VOCAB, ZOO, build, enliven, grouped, shape
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
@@ -223,30 +223,12 @@ def assert_generated_as_dense(model: PreTrainedModel) -> None:
         assert torch.equal(model.generate(**given, num_beams=beams, **cache_argument(model, cache)), usual)
 
 
-SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-DELTA = {f"linear_num_{kind}_heads": 2 for kind in ("key", "value")} | {
-    f"linear_{kind}_head_dim": 8 for kind in ("key", "value")
-}
+SHAPE = grouped(num_hidden_layers=4, max_position_embeddings=512, bos_token_id=1, eos_token_id=2)
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 MAMBA = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 1,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2,
     "mamba_chunk_size": 8,
-}
+}  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 1}
 TURNS = ["linear_attention", "full_attention"] * 2
 
@@ -269,16 +251,9 @@ HYBRID = {
         "Zamba2Config",
         {
             "layers_block_type": ["linear_attention", "hybrid"] * 2,
-            "n_mamba_heads": 4,
-            "mamba_ngroups": 1,
-            "mamba_headdim": 16,
-            "mamba_d_state": 8,
-            "chunk_size": 8,
-            "num_mem_blocks": 1,
-            "adapter_rank": 4,
-            "use_mem_rope": True,
+            **{"n_mamba_heads": 4, "mamba_ngroups": 1, "mamba_headdim": 16, "mamba_d_state": 8, "chunk_size": 8},
+            **{"num_mem_blocks": 1, "adapter_rank": 4, "use_mem_rope": True, "num_key_value_heads": 4},
             "time_step_min": 1e-9,  # by which prompts clamp and single tokens do not
-            "num_key_value_heads": 4,
         },
     ),
 }

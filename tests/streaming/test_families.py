@@ -72,20 +72,12 @@ KINDS = {
     "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
     "yarn": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16},
     "llama3": {
-        "rope_type": "llama3",
-        "rope_theta": 1e4,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
+        **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32},
+        **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
     },
     "longrope": {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "factor": 2.0,
-        "short_factor": FACTORS,
-        "long_factor": [2 * factor for factor in FACTORS],
-        "original_max_position_embeddings": 32,
+        **{"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32},
+        **{"short_factor": FACTORS, "long_factor": [2 * factor for factor in FACTORS]},
     },
     "partial": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
@@ -226,13 +218,7 @@ PEER_SINKS, PEER_WINDOW = 4, 28
 def make_model() -> LlamaForCausalLM:
     """A Llama whose weights depend on nothing but their names; sharpened, or a wrong position would hardly show."""
     config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=96,
-        max_position_embeddings=1024,
+        **TINY | {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 96, "max_position_embeddings": 1024}
     )
     model = LlamaForCausalLM(config).eval()
     generator = torch.Generator().manual_seed(0)

@@ -32,7 +32,7 @@ from sinklab.streaming.reader import open_reader
 from sinklab.streaming.stream import Stream
 from sinklab.streaming.traits import read_rotations
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {name: TINY[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
 
 
 # --- models ------------------------------------------------------------------------------------------------------------------
@@ -87,24 +87,20 @@ MODELS = {
         lambda: small(SinkLM(SinkLMConfig(**TINY, window=8)).eval()),
         "layers that see 8 tokens; the policy holds 12",
     ),
-    "own, learned": (
-        lambda: small(SinkLM(SinkLMConfig(**TINY, position={"name": "learned"})).eval()),
-        "adds positions to its hidden states",
-    ),
     **{
-        f"own, {scheme}": (
-            lambda scheme=scheme: small(SinkLM(SinkLMConfig(**TINY, position={"name": scheme})).eval()),
-            "SinkLM adds a bias that counts the keys .* The policy 'recompute' encodes the window anew",
+        f"own, {scheme}": (lambda scheme=scheme: small(SinkLM(SinkLMConfig(**TINY, position={"name": scheme})).eval()), said)
+        for schemes, said in (
+            (("learned", "sinusoid"), "adds positions to its hidden states"),
+            (
+                ("alibi", "relative", "bucket_index"),
+                "SinkLM adds a bias that counts the keys .* The policy 'recompute' encodes",
+            ),
         )
-        for scheme in ("alibi", "relative", "bucket_index")
+        for scheme in schemes
     },
     "falcon with alibi": (
         lambda: small(build(ZOO["falcon"], "eager", alibi=True)),
         "FalconForCausalLM adds a bias that counts the keys",
-    ),
-    "own, sinusoid": (
-        lambda: small(SinkLM(SinkLMConfig(**TINY, position={"name": "sinusoid"})).eval()),
-        "adds positions to its hidden states",
     ),
     "frequencies end": (
         lambda: SinkCache(rotary(), num_sinks=2, window=64),
@@ -392,9 +388,6 @@ def llava(words):
     return transformers.LlavaForConditionalGeneration(config).eval()
 
 
-WORDS = {**SIZES, "vocab_size": 40, "num_key_value_heads": 2, "max_position_embeddings": 64}
-
-
 @torch.no_grad()
 def test_images():
     """Positions in three dimensions would be replaced; and an image cannot be divided among chunks."""
@@ -402,14 +395,14 @@ def test_images():
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
     eyes = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
     special = {"image_token_id": 39, "video_token_id": 38, "vision_start_token_id": 37, "vision_end_token_id": 36}
-    config = transformers.Qwen2VLConfig(text_config={**WORDS, "rope_parameters": rope}, vision_config=eyes, **special)
+    config = transformers.Qwen2VLConfig(text_config={**TINY, "rope_parameters": rope}, vision_config=eyes, **special)
     model = transformers.Qwen2VLForConditionalGeneration(config).eval()
     seen = {"pixel_values": torch.randn(16, 96), "image_grid_thw": torch.tensor([[1, 4, 4]])}
     with pytest.raises(UnsupportedModelError, match="is given pixel_values and has positions or a mask of its own"):
         read(model, tokens, small(model), **seen)
     wide = SinkCache(model, num_sinks=SINKS, window=60)
     assert gap(read(model, tokens, wide), model(input_ids=tokens, use_cache=False).logits) < 1e-4
-    model = llava(WORDS)
+    model = llava(TINY)
     tokens[:, 5:21] = 39
     seen = {"pixel_values": torch.randn(1, 3, 16, 16)}
     dense = model(input_ids=tokens, use_cache=False, **seen).logits
@@ -424,7 +417,7 @@ def test_images_that_generate_has_encoded():
     tokens = text(30, rows=1).clamp(max=35)
     tokens[:, 5:9] = 39
     special = {"image_token_id": 39, "boi_token_index": 38, "eoi_token_index": 37, "mm_tokens_per_image": 4}
-    words = {**WORDS, "head_dim": 8}
+    words = {**TINY, "head_dim": 8}
     config = transformers.Gemma3Config(
         text_config={**words, "sliding_window": 64}, vision_config={**SIZES, "image_size": 16, "patch_size": 4}, **special
     )

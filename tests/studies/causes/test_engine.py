@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.architectures.zoo import ZOO, build
+from tests.architectures.zoo import ZOO, build, shape
 from tests.interventions.edited_runs import Scaled
+from tests.streaming.decoders import DELTA
 from tests.studies.causes.planted import SquaredError
 from torch import nn
 
@@ -28,15 +29,7 @@ from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 from sinklab.testing import tiny_models
 
-SHAPE = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
+SHAPE = shape(num_hidden_layers=3)
 FAMILIES = [entry for entry in ZOO.values() if entry.inputs == "tokens" and not entry.refused]
 TOLERANCE = 1e-5
 """What is promised. Rounding is far below: losses of size 4 in float32, means over positions."""
@@ -74,14 +67,8 @@ DECODERS = {
             num_key_value_heads=2,
             head_dim=8,
             layer_types=["full_attention", "linear_attention", "full_attention"],
-            linear_num_key_heads=2,
-            linear_num_value_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            num_experts=2,
-            num_experts_per_tok=2,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=16,
+            **DELTA,
+            **{"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
         )
     ),
     "sink logit": lambda: sinklm(operation={"name": "sink_logit"}),

@@ -120,15 +120,9 @@ def test_of_few_texts_the_part_that_is_decided_is_the_label(name):
 
 WORDS, LENGTH, TEXTS = 40, 16, 32
 SHAPE = {
-    "vocab_size": WORDS,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "head_dim": 16,
-    "max_position_embeddings": 32,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": WORDS, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "head_dim": 16, "max_position_embeddings": 32, "tie_word_embeddings": False,
+}  # fmt: skip
 
 
 def random_model(family: str, seed: int, std: float, sharp: float):

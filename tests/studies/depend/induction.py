@@ -6,8 +6,6 @@ import torch
 
 from sinklab.streaming.base import Reader
 
-__all__ = ["InductionReader"]
-
 
 class InductionReader(Reader):
     """Retrieval without error from what the policy shows; a uniform guess from anything else."""

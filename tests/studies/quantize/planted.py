@@ -8,8 +8,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from sinklab.corpora.samples import Samples
 from sinklab.models.loading import LoadedModel, wrap_model
 
-__all__ = ["TOKENS", "bigram", "rows"]
-
 TOKENS = 32
 """Size of the vocabulary, 0 being BOS, of the hidden state, and of the feed-forward map: one coordinate each."""
 

@@ -179,18 +179,9 @@ def test_a_bias_of_the_operation_is_in_every_vector():
 
 @pytest.mark.parametrize(
     "operation",
-    [
-        "value_bias",
-        "key_value_bias",
-        "key_bias",
-        "sink_logit",
-        "softmax_plus_one",
-        "sigmoid",
-        "softpick",
-        "relu",
-        "clipped_softmax",
-    ],
-)
+    ["value_bias", "key_value_bias", "key_bias", "sink_logit", "softmax_plus_one", "sigmoid", "softpick", "relu",
+     "clipped_softmax"],
+)  # fmt: skip
 def test_the_norm_of_the_output_is_the_models_own(operation):
     # The bias of an operation is written once, whatever the weights sum to, and a null writes its value for its share.
     model, batch = sinklm(operation), tokens()
