@@ -102,8 +102,8 @@ $(VENV)/.installed-site: $(VENV)/.installed
 	$(PIP) -e '.[site]'
 	@touch $@
 
-# Lines of src that may be: lowered with every cut, on the way to 64,000.
-LINES := 67300
+# Lines of src that may be: who adds takes away.
+LINES := 61000
 lint: install  ## formatting and lint, changing nothing, and the budget of lines
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

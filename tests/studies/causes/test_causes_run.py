@@ -73,7 +73,7 @@ def test_files_and_summary(result):
     assert [(head["layer"], head["head"]) for head in result.summary["heads"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     first = result.summary["heads"][0]
     assert set(first) == {
-        "layer", "head", "module", "label", "domains", "sink_weight", "value_ratio", "effects",
+        "layer", "head", "module", "label", "domains", "sink_weight", "sink_weights", "value_ratio", "effects",
         "needs_sink", "undecided", "estimates",
     }  # fmt: skip
     assert first["domains"] == {"random_tokens": first["label"]}
@@ -192,6 +192,16 @@ def test_a_domain_that_is_predicted_worse_than_by_a_guess_is_named(checkpoint):
         f"A loss of {said['clean_loss']['random_tokens']:.3f} nats on random_tokens is above that of a guess"
         in said["notes"][0]
     )
+
+
+def test_what_a_head_gives_to_the_sink_is_of_each_domain(checkpoint):
+    options = {**QUICK, "heads": [(0, 1)], "texts": 24}
+    (head,) = find_causes(str(checkpoint), **{**options, "domains": ["random_tokens", "repeated_token"]}).summary["heads"]
+    for domain in ("random_tokens", "repeated_token"):
+        (alone,) = find_causes(str(checkpoint), **{**options, "domains": [domain]}).summary["heads"]
+        # float32 weights of batches of the same texts
+        assert head["sink_weights"][domain] == pytest.approx(alone["sink_weight"], rel=1e-5)
+    assert len(set(head["sink_weights"].values())) == 2
 
 
 def test_texts_have_room_in_the_model(tokenizer):

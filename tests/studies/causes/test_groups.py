@@ -152,8 +152,8 @@ def test_groups_from_the_line_to_the_page(checkpoint, tmp_path):
     assert [group["name"] for group in groups] == ["0.0+1.1", "layer 0: 0.0+0.1", "layer 1: 1.0+1.1"]
     assert [group["called"] for group in groups] == ["", "layer 0", "layer 1"]
     assert set(groups[0]) == {
-        "name", "called", "members", "label", "domains", "needs_sink", "undecided", "sink_weight", "value_ratio",
-        "effects", "alone",
+        "name", "called", "members", "label", "domains", "needs_sink", "undecided", "sink_weight", "sink_weights",
+        "value_ratio", "effects", "alone",
     }  # fmt: skip
     effect = groups[0]["effects"]["hide"]["random_tokens"]
     table = read_table(tmp_path / "out" / "table.parquet")

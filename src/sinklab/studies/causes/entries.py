@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from torch import nn
@@ -11,11 +11,12 @@ from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.metric import VALUE_RATIO, Row
-from sinklab.sinks import Head, Sinks
+from sinklab.sinks import Head, Sinks, weigh_sinks
 from sinklab.studies.causes.effects import LOSS_CHANGE, SINK_SHARE, Effects, HeadGroup, number
 from sinklab.studies.causes.found import ExaminedGroup, ExaminedHead, FoundSink, SharedKeys
 from sinklab.studies.causes.labels import HeadLabel
 from sinklab.studies.causes.request import ChosenHeads, Pair
+from sinklab.studies.causes.samples import Samples
 from sinklab.studies.causes.screen import Screened
 
 PROBE = "causes"
@@ -65,7 +66,20 @@ def kinds_of_layers(heads: Sequence[Head], sinks: Sinks, threshold: float) -> li
 # --- entries ----------------------------------------------------------------------------------------------------------------
 
 
-def examined_heads(labels: Sequence[HeadLabel], sinks: Sinks, estimates: Screened | None = None) -> list[ExaminedHead]:
+def sinks_by_domain(model: nn.Module, samples: Samples, sinks: Sinks, batch_size: int) -> dict[str, Sinks]:
+    """What every head gives to the main sink on the texts of each domain alone."""
+    if sinks.main is None or len(samples.domain_names) == 1:
+        return dict.fromkeys(samples.domain_names, sinks)
+    own = {}
+    for name, rows in zip(samples.domain_names, samples.has.T, strict=True):
+        inputs = {key: tensor[rows.to(tensor.device)] for key, tensor in samples.inputs.items()}
+        own[name] = weigh_sinks(model, inputs, sinks, batch_size=batch_size)
+    return own
+
+
+def examined_heads(
+    labels: Sequence[HeadLabel], sinks: Sinks, by_domain: Mapping[str, Sinks], estimates: Screened | None = None
+) -> list[ExaminedHead]:
     """An entry for every head that has a label."""
     estimated = {} if estimates is None else estimates.means()
     found = []
@@ -76,6 +90,7 @@ def examined_heads(labels: Sequence[HeadLabel], sinks: Sinks, estimates: Screene
                 layer=head.layer, head=head.head, module=head.module, label=label.label, domains=label.domains,
                 needs_sink=label.needs_sink, undecided=label.undecided, effects=label.effects,
                 sink_weight=number(sinks.weights[index]), value_ratio=number(sinks.value_ratio[index]),
+                sink_weights={name: number(own.weights[index]) for name, own in by_domain.items()},
                 estimates=estimated.get(str(head), {}),
             )
         )  # fmt: skip
@@ -107,6 +122,7 @@ def examined_groups(labels: Sequence[HeadLabel[HeadGroup]], alone: Sequence[Exam
                 name=str(label.head), called=label.head.called, members=list(map(str, label.head.members)), label=label.label,
                 domains=label.domains, needs_sink=label.needs_sink, undecided=label.undecided, effects=label.effects,
                 sink_weight=_mean([head.sink_weight for head in own]), value_ratio=_mean([head.value_ratio for head in own]),
+                sink_weights={name: _mean([head.sink_weights[name] for head in own]) for name in label.domains},
                 alone=dict(Counter(head.label for head in own)),
             )
         )  # fmt: skip

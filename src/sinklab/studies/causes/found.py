@@ -38,8 +38,8 @@ class Undecided:
 class Labelled:
     """What is known of a head or group: label by domain, effects by contrast, by domain too.
 
-    ``needs_sink`` is ``yes``, ``no`` or ``undecided``; empty without a sink. ``value_ratio`` is the norm of the sink's value
-    over that of others.
+    ``needs_sink`` is ``yes``, ``no`` or ``undecided``; empty without a sink. ``sink_weights`` are those on the texts of each
+    domain. ``value_ratio`` is the norm of the sink's value over that of others.
     """
 
     label: Label
@@ -47,6 +47,7 @@ class Labelled:
     needs_sink: dict[str, str]
     undecided: dict[str, Undecided]
     sink_weight: Number
+    sink_weights: dict[str, Number]
     value_ratio: Number
     effects: dict[str, dict[str, Effect]]
 

@@ -275,7 +275,8 @@ def examine(
         effects = measured.of_heads(heads)
         of_groups = None
     labels = label_heads(effects, sinks, level=level, minimal_effect=least, many=staged)
-    listed = entries.examined_heads(labels, sinks, estimates)
+    by_domain = entries.sinks_by_domain(model, samples, sinks, size)
+    listed = entries.examined_heads(labels, sinks, by_domain, estimates)
     table_rows = [*entries.effect_rows(effects), *entries.head_rows(listed)]
     if groups and not staged:
         of_groups = measured.measured("groups", [([group], measured.names) for group in groups], groups)

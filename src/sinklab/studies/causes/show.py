@@ -116,7 +116,7 @@ def _domain(found: Causes, domain: str, shown: Sequence[ExaminedHead]) -> Iterat
     more = f", {len(shown)} of {len(found.heads)} heads" if len(shown) < len(found.heads) else ""
     heads = [
         [
-            _name(head), head.domains[domain], head.needs_sink.get(domain), head.sink_weight,
+            _name(head), head.domains[domain], head.needs_sink.get(domain), head.sink_weights[domain],
             *(_mean(head, name, domain, places) for name in edits),
         ]
         for head in shown
