@@ -13,7 +13,7 @@ import zipfile
 import pytest
 from tests import release, wheel
 from tests.every_command import LINES
-from tests.versions import ROOT, environment, floors
+from tests.versions import ROOT, SEAM, TESTS, environment, floors
 
 from sinklab.cli.commands import find_commands
 from sinklab.results.version import __version__
@@ -75,6 +75,10 @@ def test_the_scripts_need_nothing_but_python():
     """So that a Python without torch can run them."""
     line = "import sys; sys.modules['torch'] = sys.modules['sinklab'] = None; import tests.wheel, tests.release"
     subprocess.run([sys.executable, "-c", line], cwd=ROOT, check=True)
+
+
+def test_what_is_run_on_other_versions_is_there():
+    assert [name for name in (*TESTS, *SEAM) if not (ROOT / name).exists()] == []
 
 
 def test_every_command_is_run_on_other_versions():
