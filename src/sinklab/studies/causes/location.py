@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,10 +16,9 @@ from sinklab.results.intervals import Interval
 from sinklab.sinks import Sinks
 from sinklab.sinks.finder import SinkFinder
 from sinklab.studies.causes.effects import Edits, change, no_edits, number, of_all, runs
+from sinklab.studies.causes.found import Number
 from sinklab.studies.causes.readout import NextToken
 from sinklab.studies.causes.samples import Samples
-
-Number: TypeAlias = float | None
 
 
 @dataclasses.dataclass(frozen=True)
