@@ -27,8 +27,6 @@ from sinklab_claims.variants import (
     SINK,
     UNCHANGED,
     Fields,
-    has_massive,
-    has_no_massive,
     has_no_sink,
     has_sink,
     of_paper,
@@ -403,21 +401,4 @@ def sigmoid_has_no_sink() -> Fields:
                 beside=Part(says, as_published, less_than=0.05),
             ),
         ),
-    )
-
-
-@claims.register("massive_activations_need_a_sink")
-@gu
-def massive_activations_need_a_sink() -> Fields:
-    """Key biases, key-value biases and sigmoid attention leave no massive activations; a value bias or a key bias with a long
-    fixed value, does."""
-    without, with_them = (KEY_BIAS, KEY_VALUE_BIAS, SIGMOID), (VALUE_BIAS, LONG_VALUE)
-    return dict(
-        where="section 7",
-        published="At a billion parameters |h_1| over the mean of others peaks at 23 with softmax and stays at 1.0 to 1.5 with "
-        "sigmoid; absent with key and key-value biases, present with value biases; back as the fixed value grows.",
-        variants=(UNCHANGED, *without, *with_them),
-        read_outs=("norms",),
-        presupposes=(has_massive(),),
-        parts=(*(has_no_massive(variant.label) for variant in without), *(has_massive(variant.label) for variant in with_them)),
     )

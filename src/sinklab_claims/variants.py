@@ -133,11 +133,6 @@ def has_massive(label: str = BASELINE) -> Part:
     return Part(f"there are massive activations with {label}", Value("hidden_ratio", label), more_than=MASSIVE)
 
 
-def has_no_massive(label: str) -> Part:
-    """The first token's hidden state is as large as others."""
-    return Part(f"there are no massive activations with {label}", Value("hidden_ratio", label), less_than=MASSIVE)
-
-
 def without_bos_in_front(checkpoint: Checkpoint) -> str:
     """Why nothing can be taken away or moved; empty where a token stands in front of every text."""
     return "" if checkpoint.bos is not None else "its tokenizer puts no token in front of a text"
