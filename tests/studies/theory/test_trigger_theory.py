@@ -141,7 +141,7 @@ def test_gradient_search_for_a_violation():
 
 
 def test_the_constants_of_the_bound_by_error():
-    """Of functionals u of the two coordinates that triggers fix: the most |u|₁ for what they show, and the least for |u| = 1."""
+    """Of functionals u of the two coordinates that triggers fix: most |u|₁ for what they show, and least for |u| = 1."""
     angles, places = torch.linspace(0, math.pi, 400_001, dtype=torch.float64), torch.arange(2.0, LENGTH).double()
     functionals = torch.stack((angles.cos(), angles.sin()), -1)
     shown = (functionals @ torch.stack((1 / places, 1 - 1 / places))).abs().amax(-1)
