@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class PolicyCache(Cache, Planner):
-    """The cache of a policy, for one model; pass it as ``past_key_values``.
+    """The cache of a policy, for one model; pass it as ``cache`` (before transformers 5.24 ``past_key_values``).
 
     One forward may hold one token or many, a prompt longer than the cache included: it is processed in chunks, and the
     result does not depend on their size. Rows of a batch may be padded on either side, given a 2-D ``attention_mask``; each is
@@ -483,7 +483,7 @@ class PolicyCache(Cache, Planner):
 class SinkCache(PolicyCache):
     """The sinks and the last ``window`` tokens: the cache of :class:`~sinklab.policies.sink_window.SinkWindow`.
 
-    ``model.generate(**inputs, past_key_values=SinkCache(num_sinks=4, window=1020))`` is StreamingLLM (arXiv 2309.17453) with
+    ``model.generate(**inputs, cache=SinkCache(num_sinks=4, window=1020))`` is StreamingLLM (arXiv 2309.17453) with
     4+1020 tokens. Other arguments and errors are those of :class:`PolicyCache`.
 
     Args:
