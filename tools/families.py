@@ -88,6 +88,9 @@ OWN: dict[str, dict[str, Any]] = {
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "roc_bert": {"shape_vocab_size": 48, "pronunciation_vocab_size": 48, "shape_embed_dim": 8, "pronunciation_embed_dim": 8},
     "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "attention_head_size": 8, "feed_forward_size": 48},
+    "kimi_linear": {"layer_types": TURNS},
+    "bailing_hybrid": {"layer_types": TURNS},
+    "qwen4_exp_text": {"layer_types": TURNS},
     "longcat_flash": {"num_key_value_heads": 4, "zero_expert_num": 1},
     "inkling2_text": {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
 }
@@ -110,8 +113,8 @@ def build(kind: str, name: str) -> Any:
     known = {*inspect.signature(config_class.__init__).parameters, *getattr(config_class, "__annotations__", {})}
     known |= {field for base in config_class.__mro__ for field in getattr(base, "__annotations__", {})}
     sizes = {field: size for field, size in SIZES.items() if field in known or field in config_class.attribute_map.values()}
-    if "qk_rope_head_dim" in sizes:  # latent attention, whose width of a rotated head that is
-        sizes.pop("head_dim", None)
+    if "kv_lora_rank" in sizes:  # latent attention, which has a key of each head
+        sizes = {field: size for field, size in sizes.items() if field != "head_dim"} | {"num_key_value_heads": 4}
     config = config_class(**{**sizes, **OWN.get(kind, {})})
     model_class = getattr(transformers, name)
     with torch.device("meta"):
@@ -197,6 +200,7 @@ REASONS = (
     (r"sees later tokens", "sees later tokens"),
     (r"takes no cache", "takes no cache"),
     (r"takes no position_ids", "takes no position ids"),
+    (r"does not rotate its keys by", "keys that positions do not rotate alone"),
     (r"does not run one token", "does not run with a cache of transformers"),
     (r"no layer of attention|no attention that could", "no attention"),
     (r"layers of the kind ([\w, ]+);", r"layers of the kind \1"),
@@ -211,7 +215,7 @@ def reason(error: Exception) -> str:
     for pattern, words in REASONS:
         if match := re.search(pattern, text):
             return match.expand(words)
-    return re.sub(r"^\w+ ", "", text)[:110]
+    return re.sub(r"^\w+(ForCausalLM|Model|Head) ", "", text)[:110]
 
 
 def tried(kind: str, name: str) -> dict[str, str]:

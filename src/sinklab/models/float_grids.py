@@ -125,3 +125,35 @@ FORMATS: dict[str, FloatFormat] = {
     )
 }
 """By name: e4m3 with one scale a tensor and one for 128 numbers, MXFP4, NVFP4."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FloatWeights:
+    """The weights of a linear map on a format."""
+
+    values: Tensor  # float32 (out_features, in_features)
+    bytes: int  # of codes and scales
+
+    @staticmethod
+    def of(kind: FloatFormat, weight: Tensor) -> FloatWeights:
+        """Blocks are along the inputs, and the whole is the matrix."""
+        values = kind(weight.detach().float())
+        scales = weight.shape[0] * -(-weight.shape[1] // kind.block) * kind.scales.itemsize if kind.block else 0
+        whole = 4 if kind.name in ("fp8", "nvfp4") else 0
+        return FloatWeights(values, -(-weight.numel() * kind.bits // 8) + scales + whole)
+
+    def widened(self) -> Tensor:
+        """What the codes stand for, float32 ``(out_features, in_features)``."""
+        return self.values
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FloatInputs:
+    """Inputs of a linear map on a format; ``largest`` is known from calibration, or is that of each token."""
+
+    kind: FloatFormat
+    largest: Tensor | None = None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """``(rows, in_features)`` on the format."""
+        return self.kind(rows, rows.abs().amax(1, keepdim=True) if self.largest is None else self.largest)
