@@ -172,6 +172,11 @@ EFFECTIVE = (
 """Without a gate, where rows sum to one, it is ``first_attention`` of the read-out ``sinks``."""
 
 
+def _is_gated(call: AttentionCall) -> bool:
+    """Whether outputs have a gain that differs between them; a constant one is part of the output map."""
+    return call.gain is not None and bool((call.gain != call.gain.flatten()[0]).any())
+
+
 class EffectiveWeight(Watcher):
     """The mean effective weight of the first token over the queries that see it, by row, layer and head.
 
@@ -191,7 +196,7 @@ class EffectiveWeight(Watcher):
         first = keys_of_document(call, self.front)
         weight = weights_of_keys(call, first, statistics.log_sum_exp)[..., 0].double()
         sees = scores_of_keys(call, first)[1][..., 0] & call.counted[:, None]
-        if call.gain is not None and call.gain.dim():
+        if _is_gated(call):
             weight = weight * call.gain.double().abs().mean(-1)
         self.means.append((weight * sees).sum(2) / sees.sum(2))
 
@@ -243,7 +248,7 @@ class CarriedRate(Watcher):
         weights = weights_of_keys(call, first, statistics.log_sum_exp)
         (mass,) = filled(statistics, "row_mass")
         shares = row_share(weights, mass[..., None], call.operation)
-        if call.gain is not None and call.gain.dim():  # a constant gain is part of the output map
+        if _is_gated(call):
             weights = weights * call.gain.mean(-1, keepdim=True)
         seen = (scores_of_keys(call, first)[1] & call.counted[:, None, :, None]).sum(2)
         both = torch.minimum(weights.sum(2), shares.sum(2)) / seen.clamp_min(1)
