@@ -18,6 +18,7 @@ from sinklab.cli.app import app
 from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.registry import claims
 from sinklab.results.run import Result
+from sinklab.results.sections import to_json
 from sinklab_claims.contract.claim import base_config
 from sinklab_claims.reproduce import on_trainings
 from sinklab_claims.reproduce.claims import stated
@@ -160,6 +161,10 @@ def test_the_effect_is_that_of_the_part_that_decides(tmp_path):
         "name": "two", "source": "gu2024", "scale": "tiny", "base": None, "verdict": "reproduced", "effect": -30.5,
         "interval": list(record.parts[0].interval), "unit": "points", "seeds": [0, 1, 2],
         "evidence": "toy", "created": "2026-01-01T00:00:00+00:00", "hardware": "cpu, made up, 2 cores",
+        "parts": [
+            {name: to_json(part)[name] for name in ("says", "effect", "expected", "mean", "interval", "unit", "verdict")}
+            for part in record.parts
+        ],
     }  # fmt: skip
     assert hardware_of(dataclasses.replace(record, environment={})) == "unknown hardware"
 
