@@ -108,7 +108,9 @@ def test_published_numbers_are_a_reproduction(name):
         seed: {label: {metric: value * (1 - seed / 100_000) for metric, value in of.items()} for label, of in published.items()}
         for seed in range(40)
     }
-    verdict = judge(claim.parts, claim.presupposes, seeds).verdict
+    # Papers give rates, and where a mean weight decides they stand beside it.
+    parts, presupposes = ([part.beside or part for part in of] for of in (claim.parts, claim.presupposes))
+    verdict = judge(parts, presupposes, seeds).verdict
     assert PLAIN.get(verdict, verdict) == "reproduced"
 
 
@@ -132,7 +134,8 @@ def test_no_two_variants_are_the_same_run(name):
 @pytest.mark.parametrize("name", published_effects())
 def test_a_published_number_is_the_effect_of_a_part(name):
     claim = claim_called(name)
-    parts = {part.effect.words: part for part in (*claim.parts, *claim.presupposes)}
+    both = [of for part in (*claim.parts, *claim.presupposes) for of in (part, part.beside) if of is not None]
+    parts = {part.effect.words: part for part in both}
     assert set(published_effects()[name]) <= set(parts), f"bring published.json to the words of {name}"
     for effect, published in published_effects()[name].items() if name in PUBLISHED else ():
         assert published == pytest.approx(parts[effect].effect(PUBLISHED[name]), rel=6e-4, abs=1e-9)  # four digits
@@ -154,11 +157,12 @@ def test_newest_first_and_nothing_but_claims(tmp_path):
 
 def test_the_effect_is_that_of_the_part_that_decides(tmp_path):
     record = write_claim(tmp_path / "tiny" / "one")
-    assert record.verdict == "inconclusive"
+    assert (record.verdict, record.reason) == ("in part", "'what nobody measured': inconclusive")
+    assert summary_of(record)["verdict"] == "in part (2 of 3)"
     assert deciding_part(record.parts, record.verdict).says == "what nobody measured"
     record = write_claim(tmp_path / "tiny" / "two", parts=PARTS[:2])
     assert summary_of(record) == {
-        "name": "two", "source": "gu2024", "scale": "tiny", "base": None, "verdict": "reproduced", "effect": -30.5,
+        "name": "two", "source": "gu2024", "scale": "tiny", "base": None, "looks": 1, "verdict": "reproduced", "effect": -30.5,
         "interval": list(record.parts[0].interval), "unit": "points", "seeds": [0, 1, 2],
         "evidence": "toy", "created": "2026-01-01T00:00:00+00:00", "hardware": "cpu, made up, 2 cores",
         "parts": [
