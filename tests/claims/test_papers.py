@@ -344,4 +344,5 @@ def test_a_sink_without_which_nothing_changes_but_weights_needs_no_value():
     numbers = {"nothing": {"loss_change_folded": 0.3}, "constants": {"loss_change_folded": 0.0, "folded_share": 1.0}}
     claim = claims["sink_is_a_constant_bias"]()
     seeds = {seed: {**numbers, "no value": {"loss_change_folded": 0.001 * seed}} for seed in range(4)}
-    assert judge_model(claim.parts, claim.presupposes, seeds).verdict == "not reproduced"
+    found = judge_model(claim.parts, claim.presupposes, seeds)
+    assert (found.verdict, found.reason) == ("in part", "'without the value the loss is higher': not reproduced")

@@ -188,6 +188,14 @@ def test_a_claim_that_holds_shows_its_weakest_part(tmp_path):
     assert clearance(dataclasses.replace(loss, interval=None)) == 0
 
 
+def test_a_result_on_other_seeds_is_another_look(tmp_path):
+    record = write_claim(tmp_path / "made" / NAME, scale="tiny")
+    for seeds, looks in (([0, 1, 2], 1), ([0, 1, 2], 1), (list(range(5)), 2), (list(range(5)), 2), (list(range(8)), 3)):
+        found = replace(record, seeds=seeds)
+        assert on_trainings.written(found, pd.DataFrame(), tmp_path / "tiny" / NAME).summary["looks"] == looks
+    assert "in part (2 of 3), looks: 3" in run("claims", NAME, "--results", str(tmp_path)).stdout
+
+
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
