@@ -21,7 +21,7 @@ from sinklab.results.intervals import just_above
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD
-from sinklab_claims.contract.trained import MeasuredModel, gives
+from sinklab_claims.contract.trained import MeasuredModel, gives, once
 
 FIRST_POSITIONS = 4
 """Positions whose sink rates have names of their own."""
@@ -149,6 +149,7 @@ def batches(rows: Tensor) -> Iterator[Tensor]:
 
 @read_outs.register("sinks")
 @gives(*ATTENTION)
+@once
 def sinks(trained: MeasuredModel) -> dict[str, float]:
     """Where the attention of a trained model goes on held-out text, by Gu et al.'s rate and by the mean weight.
 

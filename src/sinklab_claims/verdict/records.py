@@ -80,7 +80,11 @@ def in_words(verdict: str, parts: Sequence[PartFound]) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFound:
-    """What was found about a claim on one checkpoint; the effect is that of :func:`deciding_part`."""
+    """What was found about a claim on one checkpoint; the effect is that of :func:`deciding_part`.
+
+    Attributes:
+        numbers: means over the draws of all that was measured, by label and metric.
+    """
 
     name: str
     revision: str
@@ -95,6 +99,7 @@ class ModelFound:
     unit: str | None
     parts: list[PartFound]
     presupposes: list[PartFound]
+    numbers: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,12 +239,18 @@ def _verdict(found: ClaimFound) -> dict[str, Any]:
 def summary_of(found: ClaimFound) -> dict[str, Any]:
     """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
     row = {**_verdict(found), "evidence": evidence_of(found), "created": found.created, "hardware": hardware_of(found)}
-    of_model = ("name", "revision", "verdict", "reason", "effect", "interval", "unit")
+    row["parts"] = [_brief(part) for part in found.parts]
+    of_model = ("name", "revision", "text", "reason", "effect", "interval", "unit", "numbers")
     models = [
-        {name: to_json(model)[name] for name in of_model} | {"verdict": in_words(model.verdict, model.parts)}
+        {name: to_json(model)[name] for name in of_model}
+        | {"verdict": in_words(model.verdict, model.parts), "parts": [_brief(part) for part in model.parts]}
         for model in found.models
     ]
     return {**row, "models": models} if models else row
+
+
+def _brief(part: PartFound) -> dict[str, Any]:
+    return {name: to_json(part)[name] for name in ("says", "effect", "expected", "mean", "interval", "unit", "verdict")}
 
 
 def evidence_of(found: ClaimFound) -> Evidence:
@@ -260,11 +271,19 @@ def hardware_of(found: ClaimFound) -> str:
 
 
 @functools.cache
+def published() -> Mapping[str, Any]:
+    """Claim to what its source has of numbers: ``effects``, ``of`` which model these are, and a ``table`` where it has one.
+
+    A table has ``models``, and ``rows`` of a text, a label and a metric, and a number for each model, ``None`` without one.
+    """
+    found: Mapping[str, Any] = json.loads((resources.files("sinklab_claims") / "published.json").read_text(encoding="utf-8"))
+    return found
+
+
 def published_effects() -> Mapping[str, Mapping[str, float]]:
     """Claim to the words of an effect to its published number, of those effects for which the source has one.
 
     Left out are numbers that are read off a drawing, unless the entry says so, that are of a similar quantity, and that the
     claim derives. Losses are differences of logarithms of perplexities, in nats. The file says of which model each is.
     """
-    text = (resources.files("sinklab_claims") / "published.json").read_text(encoding="utf-8")
-    return {claim: entry["effects"] for claim, entry in json.loads(text).items()}
+    return {claim: entry["effects"] for claim, entry in published().items()}
