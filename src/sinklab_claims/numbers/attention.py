@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.host_arguments import lean_arguments
-from sinklab.attention.operation import SHARE_OF_ROW, row_share
+from sinklab.attention.operation import SHARE_OF_ROW, Operation, row_share
 from sinklab.attention.probe import Means, Probe, Watcher, by_head, filled
 from sinklab.attention.session import attend
 from sinklab.probes.null_mass import NullMass
@@ -174,8 +174,9 @@ EFFECTIVE = (
 
 
 def _is_gated(call: AttentionCall) -> bool:
-    """Whether outputs have a gain that differs between them; a constant one is part of the output map."""
-    return call.gain is not None and bool((call.gain != call.gain.flatten()[0]).any())
+    """Whether outputs have a gain that is learned; a setting of the operation is part of the output map."""
+    learned = call.operation.needs_layer_input or type(call.operation).parameters is not Operation.parameters
+    return call.gain is not None and learned
 
 
 class EffectiveWeight(Watcher):
@@ -223,7 +224,7 @@ CARRIED = (
         "percent",
         "Share of (row, layer, head) in which one of the first five tokens has, over the queries that see it, a mean share of "
         "more than 0.3 of its rows and a mean weight of more than 0.3 too: the weight itself, not divided by the sum of its "
-        "row, times the gate on the output of the head where that differs between heads or tokens.",
+        "row, times the gate on the output of the head if it is learned.",
         range=PERCENTAGE,
     ),
 )
