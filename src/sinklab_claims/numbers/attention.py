@@ -173,10 +173,10 @@ EFFECTIVE = (
 """Without a gate, where rows sum to one, it is ``first_attention`` of the read-out ``sinks``."""
 
 
-def _is_gated(call: AttentionCall) -> bool:
-    """Whether outputs have a gain that is learned; a setting of the operation is part of the output map."""
+def _gate_of(call: AttentionCall) -> Tensor | None:
+    """The gain of outputs where it is learned; one that is a setting of the operation is part of the output map."""
     learned = call.operation.needs_layer_input or type(call.operation).parameters is not Operation.parameters
-    return call.gain is not None and learned
+    return call.gain if learned else None
 
 
 class EffectiveWeight(Watcher):
@@ -198,8 +198,8 @@ class EffectiveWeight(Watcher):
         first = keys_of_document(call, self.front)
         weight = weights_of_keys(call, first, statistics.log_sum_exp)[..., 0].double()
         sees = scores_of_keys(call, first)[1][..., 0] & call.counted[:, None]
-        if _is_gated(call):
-            weight = weight * call.gain.double().abs().mean(-1)
+        if (gate := _gate_of(call)) is not None:
+            weight = weight * gate.double().abs().mean(-1)
         self.means.append((weight * sees).sum(2) / sees.sum(2))
 
 
@@ -250,8 +250,8 @@ class CarriedRate(Watcher):
         weights = weights_of_keys(call, first, statistics.log_sum_exp)
         (mass,) = filled(statistics, "row_mass")
         shares = row_share(weights, mass[..., None], call.operation)
-        if _is_gated(call):
-            weights = weights * call.gain.mean(-1, keepdim=True)
+        if (gate := _gate_of(call)) is not None:
+            weights = weights * gate.mean(-1, keepdim=True)
         seen = (scores_of_keys(call, first)[1] & call.counted[:, None, :, None]).sum(2)
         both = torch.minimum(weights.sum(2), shares.sum(2)) / seen.clamp_min(1)
         self.hits.append((both.amax(-1) > just_above(THRESHOLD)).double().cpu())
