@@ -6,8 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, Say, counted, number
-from sinklab_claims.contract.claim import ROWS
-from sinklab_claims.verdict.records import ClaimFound, ModelFound, PartFound, deciding_part, in_words, published_effects
+from sinklab_claims.contract.claim import CHECKPOINT, ROWS
+from sinklab_claims.verdict.records import (
+    ClaimFound,
+    ModelFound,
+    PartFound,
+    deciding_part,
+    in_words,
+    published,
+    published_effects,
+)
 
 EVIDENCE = {
     "toy": "models of ours on a synthetic language or task",
@@ -112,6 +120,78 @@ def show_claims(rows: Sequence[Mapping[str, Any]], scale: str, where: str) -> It
     kinds = [f"{kind}, {words}" for kind, words in EVIDENCE.items() if any(row["evidence"] == kind for row in rows)]
     yield Say(f"Evidence: {'; '.join(kinds)}." if kinds else "Nothing has been run at this scale.", small=True)
     yield Say(f"Verdicts from {where}.", small=True)
+
+
+ORDER = (CHECKPOINT, "medium", "small", "tiny")
+"""Of evidence: models that others trained, then trainings of ours on natural text, then on a synthetic language."""
+
+
+def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]], where: str) -> Iterator[Block]:
+    """Claim by claim of a paper: its table beside ours, and every part with what is published of it and what was found.
+
+    Args:
+        rows: of the claims.
+        results: of all scales, the oldest first.
+        where: they are from.
+    """
+    for row in rows:
+        yield Heading(row["name"])
+        yield Say(row["statement"])
+        yield Facts([("published", f"{row['published']} ({row['reference']})")])
+        found = {(result["scale"], result["base"]): result for result in results if result["name"] == row["name"]}
+        models = [
+            model
+            for (scale, _), result in found.items()
+            for model in result.get("models", ())
+            if scale == CHECKPOINT and model["verdict"] != "not applicable"
+        ]
+        table = published().get(row["name"], {}).get("table")
+        if table and (counted := [model for model in models if model.get("numbers")]):
+            ours = [
+                [model["numbers"].get(label, {}).get(metric) for model in counted] for _, label, metric, *_ in table["rows"]
+            ]
+            lines = [
+                [words, *map(_plain, theirs), *own] for (words, _, _, *theirs), own in zip(table["rows"], ours, strict=True)
+            ]
+            yield Grid(("", *table["models"], *(f"{model['name']}, here" for model in counted)), lines)
+        yield from _by_layer(models)
+        measured = [(model["name"], model) for model in models]
+        measured += [
+            (scale if base is None else f"{scale}, {ROWS[base]}", result)
+            for scale, base in sorted(found, key=lambda at: ORDER.index(at[0]))
+            if (result := found[scale, base])["scale"] != CHECKPOINT
+        ]
+        effects = published_effects().get(row["name"], {})
+        lines = [
+            [name, part["says"], part["expected"], _plain(effects.get(part["effect"])), _effect_of(part), part["verdict"]]
+            for name, result in measured
+            for part in result.get("parts", ())
+        ]
+        if lines:
+            of = published().get(row["name"], {}).get("of", "")
+            yield Grid(("found in", "part", "claimed", f"published {of}".strip(), "here, 95 %", "verdict"), lines, text=3)
+        else:
+            yield Say("Not run yet.")
+    yield Say(f"Verdicts from {where}.", small=True)
+
+
+def _by_layer(models: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
+    """Numbers that were taken of every layer by itself."""
+    for model in models:
+        layers = {label: of for label, of in model.get("numbers", {}).items() if label.startswith("layer ")}
+        if layers:
+            metrics = list(dict.fromkeys(metric for of in layers.values() for metric in of))
+            lines: list[list[Cell]] = [[label, *(of.get(metric) for metric in metrics)] for label, of in layers.items()]
+            yield Grid((model["name"], *metrics), lines)
+
+
+def _plain(value: float | None) -> str | None:
+    """As it is published, not rounded."""
+    return None if value is None else f"{value:g}"
+
+
+def _effect_of(part: Mapping[str, Any]) -> str:
+    return effect_words(part["mean"], part["interval"], part["unit"])
 
 
 def show_claim(row: Mapping[str, Any], where: str) -> Iterator[Block]:

@@ -18,17 +18,13 @@ from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, folder_names, is
 
 Verdict = Literal[
     "reproduced", "in part", "not reproduced", "absent at this scale", "inconclusive", "not tested at this scale",
-    "not applicable", "holds for this model", "does not hold for this model", "agrees with the proof", "contradicts the proof",
+    "not applicable", "agrees with the proof", "contradicts the proof",
 ]  # fmt: skip
 
-OF_ONE_MODEL: Mapping[Verdict, Verdict] = {
-    "reproduced": "holds for this model",
-    "not reproduced": "does not hold for this model",
-}
 OF_A_PROOF: Mapping[Verdict, Verdict] = {"reproduced": "agrees with the proof", "not reproduced": "contradicts the proof"}
 
-PLAIN: Mapping[str, Verdict] = {own: plain for words in (OF_ONE_MODEL, OF_A_PROOF) for plain, own in words.items()}
-"""Verdicts of their own kind to what the parts say that make them."""
+PLAIN: Mapping[str, Verdict] = {own: plain for plain, own in OF_A_PROOF.items()}
+"""Verdicts about proofs to what the parts say that make them."""
 
 
 Evidence = Literal["toy", "natural", "checkpoint"]
@@ -80,7 +76,11 @@ def in_words(verdict: str, parts: Sequence[PartFound]) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFound:
-    """What was found about a claim on one checkpoint; the effect is that of :func:`deciding_part`."""
+    """What was found about a claim on one checkpoint; the effect is that of :func:`deciding_part`.
+
+    Attributes:
+        numbers: means over the draws of all that was measured, by label and metric.
+    """
 
     name: str
     revision: str
@@ -95,6 +95,7 @@ class ModelFound:
     unit: str | None
     parts: list[PartFound]
     presupposes: list[PartFound]
+    numbers: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,8 +106,7 @@ class ClaimFound:
         base: what the rows of the models begin with; ``source_base`` is that of the claim's source.
         evidence: a remark about the result that other numbers support.
         looks: how often it was judged, each time on other seeds.
-        one_model, natural_text: of results until 2026-11-29, the model that a seed drew texts for, and whether it had
-            read text that people wrote.
+        natural_text: of results until 2026-11-29, whether a model of none of our bases had read text that people wrote.
         conditions: of every trained variant what it changes, what it starts from and the trainings by seed.
         config: the configuration in which variants change something.
         models: of a claim on checkpoints each model by itself.
@@ -133,7 +133,6 @@ class ClaimFound:
     source_base: str | None = None
     evidence: str = ""
     looks: int = 1
-    one_model: str | None = None
     natural_text: bool = False
     conditions: dict[str, Any] = dataclasses.field(default_factory=dict)
     read_outs: list[str] = dataclasses.field(default_factory=list)
@@ -234,12 +233,18 @@ def _verdict(found: ClaimFound) -> dict[str, Any]:
 def summary_of(found: ClaimFound) -> dict[str, Any]:
     """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
     row = {**_verdict(found), "evidence": evidence_of(found), "created": found.created, "hardware": hardware_of(found)}
-    of_model = ("name", "revision", "verdict", "reason", "effect", "interval", "unit")
+    row["parts"] = [_brief(part) for part in found.parts]
+    of_model = ("name", "revision", "text", "reason", "effect", "interval", "unit", "numbers")
     models = [
-        {name: to_json(model)[name] for name in of_model} | {"verdict": in_words(model.verdict, model.parts)}
+        {name: to_json(model)[name] for name in of_model}
+        | {"verdict": in_words(model.verdict, model.parts), "parts": [_brief(part) for part in model.parts]}
         for model in found.models
     ]
     return {**row, "models": models} if models else row
+
+
+def _brief(part: PartFound) -> dict[str, Any]:
+    return {name: to_json(part)[name] for name in ("says", "effect", "expected", "mean", "interval", "unit", "verdict")}
 
 
 def evidence_of(found: ClaimFound) -> Evidence:
@@ -249,7 +254,7 @@ def evidence_of(found: ClaimFound) -> Evidence:
     if found.base is not None:  # something was trained
         return "natural" if is_natural(found.scale) else "toy"
     # The embedded models have read Python source.
-    return "natural" if found.one_model or found.natural_text else "toy"
+    return "natural" if found.natural_text else "toy"
 
 
 def hardware_of(found: ClaimFound) -> str:
@@ -260,11 +265,19 @@ def hardware_of(found: ClaimFound) -> str:
 
 
 @functools.cache
+def published() -> Mapping[str, Any]:
+    """Claim to what its source has of numbers: ``effects``, ``of`` which model these are, and a ``table`` where it has one.
+
+    A table has ``models``, and ``rows`` of a text, a label and a metric, and a number for each model, ``None`` without one.
+    """
+    found: Mapping[str, Any] = json.loads((resources.files("sinklab_claims") / "published.json").read_text(encoding="utf-8"))
+    return found
+
+
 def published_effects() -> Mapping[str, Mapping[str, float]]:
     """Claim to the words of an effect to its published number, of those effects for which the source has one.
 
     Left out are numbers that are read off a drawing, unless the entry says so, that are of a similar quantity, and that the
     claim derives. Losses are differences of logarithms of perplexities, in nats. The file says of which model each is.
     """
-    text = (resources.files("sinklab_claims") / "published.json").read_text(encoding="utf-8")
-    return {claim: entry["effects"] for claim, entry in json.loads(text).items()}
+    return {claim: entry["effects"] for claim, entry in published().items()}
