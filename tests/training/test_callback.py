@@ -43,7 +43,6 @@ from sinklab.training.callback import (
     measuring,
 )
 from sinklab.training.rows import _Limit, limited_attention, token_losses, windowed_losses
-from sinklab.training.trainer import stack
 
 ROWS = torch.randint(2, 300, (6, 24), generator=torch.Generator().manual_seed(1))
 
@@ -83,7 +82,7 @@ def make_trainer(model, folder, callbacks=(), **arguments) -> Trainer:
             **arguments,
         ),
         train_dataset=Examples(),
-        data_collator=stack,
+        data_collator=torch.utils.data.default_collate,
         callbacks=list(callbacks),
     )
 

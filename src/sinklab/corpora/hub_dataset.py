@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sinklab.corpora.base import HELD_OUT_PERCENT, Identity, Split, TextCorpus, hash_files, is_held_out, visible_files
 from sinklab.errors import ConfigurationError, InputError
@@ -119,10 +119,6 @@ class HubDataset(TextCorpus):
         else:
             yield from (text for text in self._texts(self.train_split) if is_held_out(text) == (split == "held_out"))
 
-    def mixed(self, generator: random.Random) -> Iterator[dict[str, Any]]:
-        """Whole rows of ``train_split``, mixed by a buffer of a thousand."""
-        return _mixed(self._read(self._rows(self.train_split)), generator)
-
     def _read(self, rows: Any) -> Iterator[dict[str, Any]]:
         """Rows one by one, with the errors of the library explained."""
         with self._explained():
@@ -210,11 +206,8 @@ def _kinds(rows: Any) -> tuple[dict[str, str], list[str]]:
     return kinds, [name for name, kind in kinds.items() if kind == "str"]
 
 
-T = TypeVar("T")
-
-
-def _mixed(rest: Iterator[T], generator: random.Random) -> Iterator[T]:
-    """The same things in another order, :data:`SHUFFLED` of them held at a time."""
+def _mixed(rest: Iterator[str], generator: random.Random) -> Iterator[str]:
+    """The same texts in another order, :data:`SHUFFLED` of them held at a time."""
     buffer = list(islice(rest, SHUFFLED))
     while buffer:
         position = generator.randrange(len(buffer))

@@ -17,7 +17,7 @@ from typing import SupportsFloat
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -35,7 +35,7 @@ from sinklab.training import checkpoints
 from sinklab.training.callback import TOKENS_PER_FORWARD, SinkCallback, log_between, measuring
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.record import RunTable
-from sinklab.training.trainer import PretrainingTrainer, stack
+from sinklab.training.trainer import PretrainingTrainer
 
 
 class Display:
@@ -305,7 +305,7 @@ def held_out_loss(model: PreTrainedModel, rows: Dataset) -> tuple[float, int]:
     prefix = getattr(model.config, "prefix_length", 0)
     per_forward = max(1, TOKENS_PER_FORWARD // len(rows[0]["input_ids"]))
     for start in range(0, len(rows), per_forward):  # type: ignore[arg-type]
-        batch = stack([rows[index] for index in range(start, min(start + per_forward, len(rows)))])  # type: ignore[arg-type]
+        batch = default_collate([rows[index] for index in range(start, min(start + per_forward, len(rows)))])  # type: ignore[arg-type]
         labels: Tensor = batch["labels"].to(model.device)
         labels[:, :prefix] = IGNORED
         logits = model(input_ids=batch["input_ids"].to(model.device), use_cache=False).logits

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -18,8 +16,12 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from torch.utils.data import Sampler
-from transformers import Trainer
+from torch.utils.data import Sampler, default_collate
+from transformers import (
+    Trainer,
+    get_constant_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup,
+)
 
 from sinklab.errors import ConfigurationError
 from sinklab.training import checkpoints
@@ -37,23 +39,16 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     return torch.optim.SGD(parameters, lr=rate, momentum=config.momentum, weight_decay=decay)
 
 
-def learning_rate_factor(step: int, schedule: ScheduleConfig, steps: int) -> float:
-    """Factor on the peak learning rate at a 0-based step of so many, in [0, 1].
-
-    Both rise linearly from 0, which the first step has, over ``warmup_steps``. Then ``constant`` stays at 1, and ``cosine``
-    falls along half a cosine towards ``min_ratio``, which a step behind the last one would have.
-    """
-    if step < schedule.warmup_steps:
-        return step / schedule.warmup_steps
-    if schedule.name == "constant":
-        return 1.0
-    done = min((step - schedule.warmup_steps) / max(steps - schedule.warmup_steps, 1), 1.0)
-    return schedule.min_ratio + (1.0 - schedule.min_ratio) * 0.5 * (1.0 + math.cos(math.pi * done))
-
-
 def make_schedule(optimizer: Optimizer, schedule: ScheduleConfig, steps: int) -> LambdaLR:
-    """The scheduler that multiplies every parameter group's own rate by :func:`learning_rate_factor`."""
-    return LambdaLR(optimizer, functools.partial(learning_rate_factor, schedule=schedule, steps=steps))
+    """The scheduler that multiplies every parameter group's own rate: linearly from 0, which the first step has, over
+    ``warmup_steps``; then by 1, or along half a cosine towards ``min_ratio``, which a step behind the last one would have."""
+    chosen: LambdaLR
+    if schedule.name == "constant":
+        chosen = get_constant_schedule_with_warmup(optimizer, schedule.warmup_steps)
+    else:
+        least = schedule.min_ratio
+        chosen = get_cosine_with_min_lr_schedule_with_warmup(optimizer, schedule.warmup_steps, steps, min_lr_rate=least)
+    return chosen
 
 
 class RowOrder(Sampler[int]):
@@ -78,11 +73,6 @@ class RowOrder(Sampler[int]):
             left, epoch = left - len(order), epoch + 1
 
 
-def stack(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Rows of equal length as one batch."""
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-
-
 class PretrainingTrainer(Trainer):
     """Everything that a run does at every step; the rest is callbacks.
 
@@ -104,7 +94,7 @@ class PretrainingTrainer(Trainer):
         self.interim = False
         self.saving_seconds = 0.0
         self._staged: Path | None = None
-        super().__init__(data_collator=stack, **arguments)
+        super().__init__(data_collator=default_collate, **arguments)
 
     optimizer: torch.optim.Optimizer | None  # transformers sets both in its __init__, without saying so
     lr_scheduler: LRScheduler | None
