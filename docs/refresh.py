@@ -15,8 +15,9 @@ from sinklab.cli.catalogue import DEFINITIONS as DEFINITIONS_FILE
 from sinklab.cli.catalogue import definitions
 from sinklab.cli.commands import COMMANDS, SUMMARIES, find_commands
 from sinklab.registry import KINDS
+from sinklab.results.metric import declared
 from sinklab.results.table import COLUMNS
-from sinklab.training.callback import headline_metrics, tracked
+from sinklab.training.callback import HEADLINE
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,8 +36,15 @@ def columns() -> str:
 def headline() -> str:
     """The numbers that SinkCallback logs, with the names that trackers show."""
     rows = [
-        (f"`{name}`", f"`{tracked(name)}`", f"`{metric.name}` {which}".strip(), unit, metric.text)
-        for name, metric, which, unit in headline_metrics()
+        (
+            f"`{name}`",
+            f"`train/{name}`",
+            f"`{of}` {which}".strip(),
+            metric.unit if column == "value" else "position",
+            metric.text,
+        )
+        for name, (of, which, column) in HEADLINE.items()
+        if (metric := declared(of))
     ]
     return table(("logged as", "shown as", "metric", "unit", "definition"), rows)
 

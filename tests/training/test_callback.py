@@ -29,7 +29,7 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.language_model import SinkLM
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.sink_rate import SinkRate
-from sinklab.results.metric import catalogue
+from sinklab.results.metric import catalogue, declared
 from sinklab.results.table import make_table, read_table
 from sinklab.training import callback as callback_file
 from sinklab.training import record
@@ -38,7 +38,6 @@ from sinklab.training.callback import (
     HEADLINE,
     SinkCallback,
     _strongest,
-    headline_metrics,
     measure_sinks,
     measuring,
 )
@@ -404,10 +403,9 @@ def test_each_name_is_a_number_of_the_table():
     measured = measure_sinks(make_llama(), ROWS, window=8)
     rows = [row for row in measured.rows if "layer" not in row]
     assert list(measured.headline) == list(HEADLINE)
-    for name, metric, _, unit in headline_metrics():
-        column = HEADLINE[name][2]
-        assert measured.headline[name] in [row.get(column) for row in rows if row["metric"] == metric.name], name
-        assert unit == ("position" if name == "sink_position" else metric.unit)
+    for name, (metric, _, column) in HEADLINE.items():
+        assert declared(metric), name
+        assert measured.headline[name] in [row.get(column) for row in rows if row["metric"] == metric], name
     # Two of what the integrations send elsewhere must not be ours.
     assert not {"train_loss", "total_flos"} & HEADLINE.keys()
 

@@ -88,18 +88,6 @@ def _commit() -> str | None:
     return git.stdout.strip() or None
 
 
-def require_function(name: str, value: object, of: str) -> None:
-    """Refuse what is neither a function nor ``None``; ``of`` says in words what it is called with."""
-    if value is not None and not callable(value):
-        raise ConfigurationError(f"{name} is {_shown(value, 'of ')}; expected a function of {of}")
-
-
-def require_path(name: str, value: object) -> None:
-    """Refuse what is no path, as a text or an object of ``pathlib``."""
-    if not isinstance(value, (str, os.PathLike)):
-        raise ConfigurationError(f"{name} is {_shown(value, 'of ')}; expected a path")
-
-
 def require_number(name: str, value: object) -> None:
     """Refuse what is no number, such as a text with one."""
     try:

@@ -193,9 +193,6 @@ def plan(progress: Progress, costs: Mapping[str, float], within: float = float("
         told(costs, within)
 
 
-DONE_OF_STAGE = "the stage, what is done and what there is in all"
-"""What a :data:`Progress` is called with, in words."""
-
 REFRESH = 0.2
 """Seconds between two drawings of a cell; every one is a message to the browser."""
 

@@ -36,9 +36,8 @@ from typing import (
 from typing_extensions import Doc
 
 from sinklab.errors import ConfigurationError
-from sinklab.results.environment import require_function, require_path, require_whole
+from sinklab.results.environment import require_whole
 from sinklab.results.folder import default_out
-from sinklab.results.progress import DONE_OF_STAGE
 from sinklab.results.run import COMMAND, Progress
 
 if TYPE_CHECKING:
@@ -302,10 +301,6 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     listed = isinstance(value, Iterable) and not isinstance(value, (str, os.PathLike, Mapping))  # a text is one, of its letters
     if get_origin(next(iter(declared - {type(None)}))) is Sequence and str not in declared and not listed:
         raise ConfigurationError(f"`{name}` is {value!r}; expected a list, also of one")
-    if Path in declared:
-        require_path(f"`{name}`", value)
-    if Progress in declared:
-        require_function(f"`{name}`", value, DONE_OF_STAGE)
     if isinstance(value, (int, float, list, tuple)):
         from sinklab.configuration import check_numbers
 

@@ -26,7 +26,7 @@ from sinklab.probes.massive_activation import MassiveActivation
 from sinklab.probes.max_logit import MaxLogit
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.environment import require_whole
-from sinklab.results.metric import LOSS, PERCENTAGE, Metric, Row, SingleRow, declared
+from sinklab.results.metric import LOSS, PERCENTAGE, Metric, Row, SingleRow
 from sinklab.results.table import unpacked
 from sinklab.sinks import SinkFinder, Sinks
 from sinklab.training.record import RunTable
@@ -43,19 +43,6 @@ HEADLINE: dict[str, tuple[str, str, Literal["value", "key_position"]]] = {
     "sink_loss_gap": ("sink_loss_gap", "", "value"),
 }
 """Name to the metric in the table, of the whole model, which of its rows, and the column; in the order of logging."""
-
-
-def tracked(name: str) -> str:
-    """How TensorBoard, trackio and wandb show a name: ``Trainer`` puts all that is logged in training below ``train``."""
-    return f"train/{name}"
-
-
-def headline_metrics() -> Iterator[tuple[str, Metric, str, str]]:
-    """Every name with its metric, which of its rows, and the unit of what is logged."""
-    for name, (metric, which, column) in HEADLINE.items():
-        found = declared(metric)
-        assert found is not None, f"{metric} is declared by no probe"
-        yield name, found, which, found.unit if column == "value" else "position"
 
 
 FIRST_POSITIONS = 8
