@@ -22,10 +22,10 @@ from sinklab.errors import ConfigurationError, InputError, SinklabError
 from sinklab.jobs.cell import ENDED, NUMBERS, PLAN, SweepPlan, read_plan, run_cell, text_of
 from sinklab.jobs.estimate import SEEDS, estimate_metric
 from sinklab.jobs.grid import Cell, make_cells, short_label
-from sinklab.jobs.processes import GRACE, Watch, lasts, run_processes, watching
+from sinklab.jobs.processes import GRACE, Watch, lasts, run_processes
 from sinklab.results.blocks import Block, Facts, Grid, Say
 from sinklab.results.folder import FolderLock, check_place, from_outside, is_partial
-from sinklab.results.progress import bars, silent
+from sinklab.results.progress import on_screen
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import append, read_run, read_table, write_table, write_text
 from sinklab.training.config import PretrainingConfig
@@ -295,7 +295,8 @@ def run_waiting(
     """Run the cells of a plan (those ``wanted``) that have not ended, here or on a cluster; the errors of those that failed."""
     names = list(plan.cells) if wanted is None else list(wanted)
     left = [name for name in names if plan.outcome(name) is None]
-    with watching(len(names), len(names) - len(left), wanted=progress) as watch:
+    with on_screen("cells", wanted=progress) as shown:
+        watch = Watch(len(names), len(names) - len(left), shown.progress, shown.note)
         if not left:
             watch.note("the one cell has ended already" if len(names) == 1 else f"all {len(names)} cells have ended already")
             return {}
@@ -376,10 +377,10 @@ def check_machine(cells: Mapping[str, Cell], ray: str | None) -> None:
 def prepare_texts(cells: Mapping[str, Cell], cache: Path, progress: bool) -> dict[str, dict[str, str]]:
     """Encode the text of all cells, each once, before several want it at the same time; the hashes of what they read."""
     texts: dict[str, dict[str, str]] = {}
-    with bars("preparing the text") if progress else contextlib.nullcontext(silent) as shown:
+    with on_screen("preparing the text", wanted=progress) as shown:
         for cell in cells.values():
             try:
-                texts[cell.name] = text_of(prepare_data(cell.config, cache, shown))
+                texts[cell.name] = text_of(prepare_data(cell.config, cache, shown.progress))
             except (ConfigurationError, InputError) as error:
                 raise type(error)(f"cell {cell.name}: {error}") from None
     return texts

@@ -16,7 +16,6 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import TypeAlias
@@ -24,7 +23,7 @@ from typing import TypeAlias
 import torch
 
 from sinklab.errors import SinklabError
-from sinklab.results.progress import Progress, bars, say, silent
+from sinklab.results.progress import Progress, silent
 
 
 class Watch:
@@ -55,16 +54,6 @@ class Watch:
 
     def tick(self) -> None:
         """Called a few times a second."""
-
-
-@contextmanager
-def watching(cells: int, earlier: int, *, wanted: bool = True) -> Iterator[Watch]:
-    """A watch that is shown, with bars where somebody sees them, until the block ends."""
-    if not wanted:
-        yield Watch(cells, earlier)
-        return
-    with bars("cells") as progress:
-        yield Watch(cells, earlier, progress, say)
 
 
 REFUSED = 2

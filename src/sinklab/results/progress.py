@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import NamedTuple
 
 SETTLED = 2.0
 """Seconds of a stage after which its pace is believed; what comes first is often slow."""
@@ -279,6 +280,23 @@ def bars(first: str = "starting") -> Iterator[Progress]:
         yield shown
     finally:
         shown.close()
+
+
+class Screen(NamedTuple):
+    """What somebody sees of a run: how much of its stages is done, and sentences about what has happened."""
+
+    progress: Progress = silent
+    note: Callable[[str], None] = lambda text: None
+
+
+@contextmanager
+def on_screen(first: str, *, wanted: bool = True) -> Iterator[Screen]:
+    """Bars and sentences, as :func:`bars` and :func:`say` show them, until the block ends; nothing where it is not wanted."""
+    if not wanted:
+        yield Screen()
+        return
+    with bars(first) as progress:
+        yield Screen(progress, say)
 
 
 class _Bars:

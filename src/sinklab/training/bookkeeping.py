@@ -11,7 +11,6 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import SupportsFloat
 
@@ -30,51 +29,12 @@ from transformers.trainer_callback import ExportableState
 
 from sinklab.models.losses import IGNORED, cross_entropies
 from sinklab.results.metric import Metric, Row
-from sinklab.results.progress import Progress, bars, say, silent
+from sinklab.results.progress import Screen
 from sinklab.training import checkpoints
 from sinklab.training.callback import TOKENS_PER_FORWARD, SinkCallback, log_between, measuring
 from sinklab.training.config import PretrainingConfig
 from sinklab.training.record import RunTable
 from sinklab.training.trainer import PretrainingTrainer
-
-
-class Display:
-    """What somebody sees of a run: a line for each record, and how much is done.
-
-    Args:
-        steps: of the whole run.
-        progress: called with what is done of a stage.
-        note: shows a sentence about something that happened once.
-    """
-
-    def __init__(self, steps: int, progress: Progress = silent, note: Callable[[str], None] = lambda text: None) -> None:
-        self.steps, self.progress, self.note = steps, progress, note
-
-    def step(self, step: int) -> None:
-        """A step is done."""
-        self.progress("training", step, self.steps)
-
-    def record(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """Loss and speed since the last record."""
-        self.note(f"step {step}/{self.steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s")
-
-    def result(self, step: int, numbers: dict[str, float]) -> None:
-        """Numbers of an evaluation or a measurement."""
-        texts = [
-            f"{name.replace('_', ' ')} {value:.3g}{' %' * name.startswith('sink_rate')}" for name, value in numbers.items()
-        ]
-        self.note("  ".join([f"step {step}/{self.steps}", *texts]))
-
-
-@contextmanager
-def display(steps: int, *, wanted: bool = True) -> Iterator[Display]:
-    """The display, with bars where somebody sees them, until the block ends."""
-    if not wanted:
-        yield Display(steps)
-        return
-    with bars("preparing") as progress:
-        yield Display(steps, progress, say)
-
 
 TRAIN_LOSS = Metric("train_loss", "nats", "Mean training loss of the steps since the row before; count is their number.")
 HELD_OUT_LOSS = Metric(
@@ -130,7 +90,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
         table: RunTable,
         held_out: Dataset,
         tokens_per_step: int,
-        screen: Display,
+        screen: Screen,
         snapshot: Callable[[int], None],
     ) -> None:
         self.config, self.table, self.screen, self.snapshot = config, table, screen, snapshot
@@ -176,7 +136,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: PreTrainedModel, **kwargs: object
     ) -> None:
         step = state.global_step
-        self.screen.step(step)
+        self.screen.progress("training", step, self.config.training.steps)
         last = step >= state.max_steps
         if control.should_save or last:
             control.should_log = True  # a checkpoint is written only of losses that have been judged
@@ -201,7 +161,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **kwargs: object
     ) -> None:
         if "sink_rate" in logs:
-            self.screen.result(state.global_step, {name: logs[name] for name in ("sink_rate", "sink_loss_gap")})
+            self._say(state.global_step, f"sink rate {logs['sink_rate']:.3g} %  sink loss gap {logs['sink_loss_gap']:.3g}")
         if "loss" not in logs:
             return
         step, loss = state.global_step, float(logs["loss"])
@@ -226,7 +186,7 @@ class Bookkeeper(TrainerCallback, ExportableState):
             if self.config.training.stop_when_diverged:
                 control.should_training_stop = True
         self.table.write(now=control.should_training_stop)
-        self.screen.record(step, loss, speed)
+        self._say(step, f"loss {loss:.4f}  {speed:,.0f} tokens/s")
 
     def evaluate(self, step: int, model: nn.Module, control: TrainerControl) -> None:
         """Take the held-out loss and write it down."""
@@ -234,9 +194,12 @@ class Bookkeeper(TrainerCallback, ExportableState):
             loss, count = held_out_loss(plain, self.held_out_rows)
         self._elsewhere += clock.seconds
         self._add(step, [_row(HELD_OUT_LOSS, loss, count)])
-        self.screen.result(step, {"held_out_loss": loss})
+        self._say(step, f"held out loss {loss:.3g}")
         if self.trainer is not None:
             log_between(self.trainer, control, {"held_out_loss": loss})
+
+    def _say(self, step: int, numbers: str) -> None:
+        self.screen.note(f"step {step}/{self.config.training.steps}  {numbers}")
 
     def _add(self, step: int, rows: list[Row]) -> None:
         self.table.add(rows, probe="training", step=step, bos=int(self.config.data.bos == "rows"))

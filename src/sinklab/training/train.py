@@ -23,11 +23,12 @@ from sinklab.results.environment import environment
 from sinklab.results.file import clear_partial
 from sinklab.results.folder import FolderLock, check_free, clear, set_aside
 from sinklab.results.metric import definitions
+from sinklab.results.progress import Screen, on_screen
 from sinklab.results.run import Result, new_run_id
 from sinklab.results.table import read_run
 from sinklab.sinks.short_rows import few_queries_warning
 from sinklab.training import checkpoints
-from sinklab.training.bookkeeping import METRICS, Bookkeeper, Display, display, save_model, stoppable
+from sinklab.training.bookkeeping import METRICS, Bookkeeper, save_model, stoppable
 from sinklab.training.callback import PROBES, READOUT, SinkCallback
 from sinklab.training.checkpoints import saved_steps, step_of
 from sinklab.training.config import PretrainingConfig
@@ -163,7 +164,7 @@ class Prepared:
     checkpoint: Path | None
     table: RunTable
     record: RunRecord
-    screen: Display
+    screen: Screen
 
 
 def run_training(
@@ -201,7 +202,7 @@ def run_training(
         raise ConfigurationError("resume goes on with the run in the output directory and overwrite removes it; give one")
     with (
         process_settings(config),
-        display(config.training.steps, wanted=progress and is_main()) as screen,
+        on_screen("preparing", wanted=progress and is_main()) as shown,
         contextlib.ExitStack() as using,
     ):
         arguments = training_arguments(config, out)
@@ -220,10 +221,10 @@ def run_training(
         arguments.distributed_state.wait_for_everyone()
         earlier = earlier_run(out, config, init_from) if resume else None
         if earlier is not None and earlier["status"] in ("finished", "diverged"):
-            screen.note(f"the run in {out} has {earlier['status']} already")
+            shown.note(f"the run in {out} has {earlier['status']} already")
             return read_result(out)
         try:
-            prepared = _prepare(config, out, arguments, earlier, init_from, cache or default_cache(), screen)
+            prepared = _prepare(config, out, arguments, earlier, init_from, cache or default_cache(), shown)
         except BaseException:
             if arguments.should_save and not resume:
                 shutil.rmtree(out, ignore_errors=True)  # what it was to replace comes back
@@ -240,7 +241,7 @@ def _prepare(
     earlier: dict[str, Any] | None,
     init_from: Path | None,
     cache: Path,
-    screen: Display,
+    screen: Screen,
 ) -> Prepared:
     """Read the text, build or load the model, and take down all that is known before the first step."""
     checkpoint = checkpoints.newest(out / "checkpoints") if earlier is not None else None
