@@ -120,8 +120,8 @@ class TestOptionsInGroups:
         assert names[-3:] == ["out", "overwrite", "progress"]
 
     def test_they_are_checked_and_unknown_ones_are_named(self):
-        with pytest.raises(ConfigurationError, match="`out` is 3"):
-            self.function()("m", out=3)
+        with pytest.raises(ConfigurationError, match="`progress` is True; expected a function of stage, parts done and"):
+            self.function()("m", progress=True)
         with pytest.raises(
             TypeError, match=r"^look\(\) got an unexpected keyword argument 'dtyp'; it takes model, samples, device"
         ):

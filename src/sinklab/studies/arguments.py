@@ -301,6 +301,10 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     listed = isinstance(value, Iterable) and not isinstance(value, (str, os.PathLike, Mapping))  # a text is one, of its letters
     if get_origin(next(iter(declared - {type(None)}))) is Sequence and str not in declared and not listed:
         raise ConfigurationError(f"`{name}` is {value!r}; expected a list, also of one")
+    if Progress in declared and not callable(value):
+        raise ConfigurationError(
+            f"`{name}` is {value!r}; expected a function of the stage, what is done and what there is in all"
+        )
     if isinstance(value, (int, float, list, tuple)):
         from sinklab.configuration import check_numbers
 
