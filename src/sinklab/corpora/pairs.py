@@ -86,6 +86,7 @@ class Pairs(Corpus):
         quoting = csv.QUOTE_NONE if between == "\t" else csv.QUOTE_MINIMAL
         table = pd.read_csv(io.StringIO(text), sep=between, header=None, dtype=str, keep_default_na=False, quoting=quoting)
         names = table.iloc[0].astype(str).str.strip()  # some write a space behind the comma
+        names = names if {self.source, self.target} <= {*names} else names.str.casefold()
         if len(names) == 2 and not {self.source, self.target} <= {*names}:
             return table.set_axis(["source", "target"], axis=1)
         return table.iloc[1:].set_axis(names, axis=1)
