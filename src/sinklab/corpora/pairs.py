@@ -18,7 +18,7 @@ from sinklab.corpora.text_file import TextFile
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import corpora
 
-BETWEEN = {".tsv": "\t", ".csv": ",", ".jsonl": "", ".ndjson": ""}
+_BETWEEN = {".tsv": "\t", ".csv": ",", ".jsonl": "", ".ndjson": ""}
 """What stands between the columns of a file, by its ending; nothing where a line is a JSON object."""
 
 
@@ -77,7 +77,7 @@ class Pairs(Corpus):
 
     def _table(self, text: str) -> pd.DataFrame:
         """A row for each pair, under the names of the columns or, of two without names, ``source`` and ``target``."""
-        between = BETWEEN.get(self.path.suffix.lower())
+        between = _BETWEEN.get(self.path.suffix.lower())
         if between is None:
             raise ValueError(f"the ending is {self.path.suffix!r}")
         if not between:
