@@ -120,7 +120,7 @@ class TestOptionsInGroups:
         assert names[-3:] == ["out", "overwrite", "progress"]
 
     def test_they_are_checked_and_unknown_ones_are_named(self):
-        with pytest.raises(ConfigurationError, match="`progress` is True; expected a function of stage, parts done and"):
+        with pytest.raises(ConfigurationError, match="`progress` is True; expected a function of the stage, what is done"):
             self.function()("m", progress=True)
         with pytest.raises(
             TypeError, match=r"^look\(\) got an unexpected keyword argument 'dtyp'; it takes model, samples, device"
