@@ -59,8 +59,16 @@ class Located(NamedTuple):
     gguf: Path | None = None
 
 
-def locate(name: str, revision: str | None, trust_remote_code: bool) -> Located:
-    """The files of a name; those of a hub repository are fetched if need be.
+def locate(
+    name: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    subfolder: str = "",
+    *,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+) -> Located:
+    """The files of a name, in a folder of it if one is given; those of a hub repository are fetched if need be.
 
     Raises:
         UnknownNameError: no embedded model of that name.
@@ -77,28 +85,46 @@ def locate(name: str, revision: str | None, trust_remote_code: bool) -> Located:
             return Located(embedded_path(name))
         if (gguf := local_gguf(path)) is not None:
             return Located(gguf.parent, gguf=gguf)
+        path /= subfolder
+        if subfolder and not path.is_dir():
+            raise InputError(f"{name} has no folder {subfolder!r}")
         if not path.is_dir():
             raise InputError(f"{name} is a file; give one that ends in .gguf, or the directory of config.json and {WEIGHTS}")
         return Located(path)
     if (inside := in_repository(name)) is not None:
-        return _located_gguf(*inside, revision)
+        return _located_gguf(*inside, revision, token=token, local_files_only=local_files_only)
     known = f"models that need no download: {', '.join(embedded_names())}"
     if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name):
         raise InputError(f"there is no directory {name!r}, and a hub id looks like org/model or org/model/file.gguf; {known}")
-    snapshot = _fetched(name, revision, ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])])
+    asked: dict[str, Any] = {"token": token, "local_files_only": local_files_only}
+    front = f"{subfolder.strip('/')}/" if subfolder else ""
+
+    def fetch(commit: str | None, patterns: list[str]) -> Path:
+        ignored = (f"{front}*/*",)
+        return _fetched(name, commit, [front + pattern for pattern in patterns], ignored, **asked)
+
+    root = fetch(revision, ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])])
+    commit, snapshot = root.name, root / front
+    if front and not snapshot.is_dir():
+        raise InputError(f"the hub repository {name} has no folder {subfolder!r}")
     # The weights by their names, at the same commit: variants of them are as large as they, and are not read.
-    _fetched(name, snapshot.name, [WEIGHTS, ADAPTER])
+    fetch(commit, [WEIGHTS, ADAPTER])
     if not (snapshot / WEIGHTS).exists() and (snapshot / INDEX).exists():
-        _fetched(name, snapshot.name, _shards(snapshot / INDEX))
+        fetch(commit, _shards(snapshot / INDEX))
     if not any(snapshot.glob(f"{WEIGHTS}*")) and (packed := _ggufs(name, snapshot)):
         raise InputError(f"{name} holds {len(packed)} GGUF files and no {WEIGHTS}; name one: {name}/{packed[0]}")
-    return Located(snapshot, snapshot.name)
+    return Located(snapshot, commit)
 
 
-def _located_gguf(repository: str, file: str, revision: str | None) -> Located:
+def locate_files(name: str, revision: str | None, patterns: list[str], token: str | bool | None, local: bool) -> Path:
+    """The folder of some files of a hub repository, fetched if need be; an :class:`InputError` where they cannot be had."""
+    return _fetched(name, revision, patterns, token=token, local_files_only=local)
+
+
+def _located_gguf(repository: str, file: str, revision: str | None, **access: str | bool | None) -> Located:
     """One file of a hub repository."""
     require_package(f"{repository}/{file}")  # before gigabytes are fetched
-    snapshot = _fetched(repository, revision, [file], ignored=[])
+    snapshot = _fetched(repository, revision, [file], ignored=[], **access)
     if not (snapshot / file).exists():
         there = f"; it holds {', '.join(packed)}" if (packed := _ggufs(repository, snapshot)) else ""
         raise InputError(f"the hub repository {repository} has no {file}{there}")
@@ -110,12 +136,14 @@ def _ggufs(name: str, snapshot: Path) -> list[str]:
     return sorted(file for file in _on_hub(name, snapshot) if file.endswith(".gguf"))
 
 
-def _fetched(name: str, revision: str | None, patterns: list[str], ignored: Sequence[str] = ("*/*",)) -> Path:
+def _fetched(
+    name: str, revision: str | None, patterns: list[str], ignored: Sequence[str] = ("*/*",), **access: str | bool | None
+) -> Path:
     """The snapshot of a hub repository, with the files of these patterns."""
     try:
         # Sub-folders hold other formats of the same weights, and some are larger than the model.
         snapshot = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=patterns, ignore_patterns=list(ignored)
+            name, revision=revision, allow_patterns=patterns, ignore_patterns=list(ignored), **access
         )
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HFValidationError, HfHubHTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:

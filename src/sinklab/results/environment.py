@@ -16,6 +16,11 @@ from typing import Any, Protocol
 from sinklab.errors import ConfigurationError
 from sinklab.results.version import __version__
 
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""What ``dtype`` may be, besides ``"auto"``."""
+
+_ALSO = {"double": "float64", "fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow")
 
 
@@ -40,6 +45,15 @@ def installed(names: Iterable[str] = PACKAGES) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "not installed"
     return versions
+
+
+def dtype_named(dtype: object) -> str:
+    """``"auto"`` or one of :data:`DTYPES`, of a dtype of torch, its name or one of the short names (``bf16``, ``fp16``)."""
+    name = str(dtype).removeprefix("torch.")
+    name = _ALSO.get(name, name)
+    if name not in ("auto", *DTYPES):
+        raise ConfigurationError(f"there is no dtype {str(dtype)!r} for a model; `dtype` is auto, {', '.join(DTYPES)}")
+    return name
 
 
 def environment(placed: Placed | None = None) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def find_sinks(
         ConfigurationError: a place that these texts and this model do not have, or a part that the model does not have.
         InputError: no samples, samples without tokens, or nothing but padding.
     """
-    require_module(model)
+    model = require_module(model)
     inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
     for name, tensor in inputs.items():
         if not tensor.numel() or (name == "attention_mask" and not tensor.any()):
