@@ -44,7 +44,7 @@ from sinklab.streaming.limits import (
     require_integers,
     warn_of_length,
 )
-from sinklab.streaming.quantized import make_layers, read_bits
+from sinklab.streaming.quantized import make_layers, read_kind
 from sinklab.streaming.step import StaticStep, Step
 from sinklab.streaming.table import RecurrentTable, SlotTable, WindowedTable
 from sinklab.streaming.traits import has_states, tokens_in_front
@@ -68,7 +68,8 @@ class PolicyCache(Cache, Planner):
         rebase_at: positions are counted from the oldest token held as soon as they would reach this. By default 2,048, or
             twice what the policy holds and a chunk, 32,768 for keys of 16 bits and for integers; less where the model's
             frequencies change with the position or come from a table.
-        quantized: ``"int8"`` or ``"int4"``: keep keys and values that are neither pinned nor among the newest as integers; see
+        quantized: ``"int8"``, ``"int4"``, ``"fp8"``, ``"fp8b"``, ``"mxfp4"`` or ``"nvfp4"``: how keys and values are kept that
+            are neither pinned nor among the newest; see
             :class:`~sinklab.streaming.quantized.QuantizedLayer`.
         rollback: hold so many tokens beyond the policy's window, which no query sees, so that :meth:`crop` can take back as
             many of the newest: at least the candidates of a step of assisted decoding.
@@ -109,7 +110,7 @@ class PolicyCache(Cache, Planner):
             require_integers(policy)
         super().__init__(layers=[])
         self.policy, self.rollback = policy, rollback
-        self.chunk, self.rebase_at, self.quantized, self._bits = chunk, rebase_at, quantized, read_bits(quantized)
+        self.chunk, self.rebase_at, self.quantized, self._kind = chunk, rebase_at, quantized, read_kind(quantized)
         self.static = False
         self._table: SlotTable | None = None
         self._static: StaticStep | None = None
@@ -168,12 +169,12 @@ class PolicyCache(Cache, Planner):
         self._front = tokens_in_front(model)
         policy = hosted(self.policy, front=self._front, rollback=self.rollback)
         rotations, self.chunk, self.rebase_at = fit_limits(
-            model, policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None
+            model, policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._kind is not None
         )
         self._table = table = self._table_of(model, policy)
         if table.in_cache and not isinstance(table, WindowedTable):
             self._apart = SinksApart(model, table, len(rotations.layers))
-        self.layers = make_layers(model, table, rotations, self._bits)
+        self.layers = make_layers(model, table, rotations, self._kind)
 
     def _table_of(self, model: PreTrainedModel, policy: SlotPolicy) -> SlotTable:
         """The table of a model's layers of attention, of the kind that its other layers and its windows ask for."""

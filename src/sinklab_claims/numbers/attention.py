@@ -21,7 +21,7 @@ from sinklab.results.intervals import just_above
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD
-from sinklab_claims.contract.trained import MeasuredModel, gives
+from sinklab_claims.contract.trained import MeasuredModel, gives, once
 
 FIRST_POSITIONS = 4
 """Positions whose sink rates have names of their own."""
@@ -149,6 +149,7 @@ def batches(rows: Tensor) -> Iterator[Tensor]:
 
 @read_outs.register("sinks")
 @gives(*ATTENTION)
+@once
 def sinks(trained: MeasuredModel) -> dict[str, float]:
     """Where the attention of a trained model goes on held-out text, by Gu et al.'s rate and by the mean weight.
 
@@ -191,7 +192,7 @@ class EffectiveWeight(Watcher):
         first = keys_of_document(call, self.front)
         weight = weights_of_keys(call, first, statistics.log_sum_exp)[..., 0].double()
         sees = scores_of_keys(call, first)[1][..., 0] & call.counted[:, None]
-        if call.gain is not None:
+        if call.gain is not None and call.gain.dim():
             weight = weight * call.gain.double().abs().mean(-1)
         self.means.append((weight * sees).sum(2) / sees.sum(2))
 
@@ -217,7 +218,7 @@ CARRIED = (
         "percent",
         "Share of (row, layer, head) in which one of the first five tokens has, over the queries that see it, a mean share of "
         "more than 0.3 of its rows and a mean weight of more than 0.3 too: the weight itself, not divided by the sum of its "
-        "row, times the gate on the output of the head.",
+        "row, times the gate on the output of the head where that differs between heads or tokens.",
         range=PERCENTAGE,
     ),
 )
@@ -243,7 +244,7 @@ class CarriedRate(Watcher):
         weights = weights_of_keys(call, first, statistics.log_sum_exp)
         (mass,) = filled(statistics, "row_mass")
         shares = row_share(weights, mass[..., None], call.operation)
-        if call.gain is not None:
+        if call.gain is not None and call.gain.dim():  # a constant gain is part of the output map
             weights = weights * call.gain.mean(-1, keepdim=True)
         seen = (scores_of_keys(call, first)[1] & call.counted[:, None, :, None]).sum(2)
         both = torch.minimum(weights.sum(2), shares.sum(2)) / seen.clamp_min(1)

@@ -67,7 +67,7 @@ def compare_policies(
     from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.streaming.limits import length_known
-    from sinklab.streaming.quantized import read_bits
+    from sinklab.streaming.quantized import read_kind
     from sinklab.studies.cache import SECTION
     from sinklab.studies.cache.comparison import compared, require_next_token
     from sinklab.studies.cache.found import quantized_rows
@@ -79,7 +79,7 @@ def compare_policies(
     with Run("cache", **vars(output), settings=settings) as run, length_known():  # it is said
         names = checked_names(policies)
         for kind in quantized:
-            read_bits(kind)
+            read_kind(kind)
         text = resolve_corpus(corpus)
         loaded = loading.open(model)
         require_next_token(loaded)
