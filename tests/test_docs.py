@@ -54,6 +54,13 @@ def test_derived_parts_are_fresh(refresh, path):
     assert refresh.refreshed(text) == text, "run: make docs"
 
 
+def test_the_page_for_pypi_is_the_readme_without_what_has_no_address(refresh):
+    page = refresh.PYPI.read_text(encoding="utf-8")
+    assert page == refresh.for_pypi((ROOT / "README.md").read_text(encoding="utf-8")), "run: make docs"
+    assert not re.search(r"!\[|\]\((?!https?://)", page)
+    assert "## Four doors" in page
+
+
 # --- examples ---
 
 HEAVY = {"quantisation_table": pytest.mark.thorough}
@@ -71,7 +78,7 @@ def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
     expected = {
         "in_a_notebook": r"HeadView: On .*\n(.*\n)*layer.*\n0 +\d.*\n(.*\n)*MeasuredWeights\(\d+ layers, 1 sample, ",
         "quantisation_table": r"Without quantisation: 2\.\d+ nats a token\n(.*\n)+w8a8 +2\.\d+ (.*\n)+w4a16 +2\.\d+ ",
-        "look_up_a_number": r"published: Softmax 18\.18(.*\n)+  to run it: sinklab reproduce (.*\n)+\d statements of gu2024",
+        "look_up_a_number": r"published: Softmax 18\.18(.*\n)+  to run it: sinklab reproduce \w+ ",
         "find_causes": r"1\.1 (text-dependent|active|undecided), weight on the sink 0\.\d\d\n(.*\n)+"
         r"5\.0 text-dependent(.*\n)+.*'undecided': 4, 'not-run': 0}",
         "measure_any_transformer": r"Session\(LlamaForCausalLM, 2 modules seen, 2 calls.*\n(.*\n)+Session\(ViTModel, 2 modules",

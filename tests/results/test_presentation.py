@@ -7,16 +7,19 @@ import io
 import math
 import re
 
+import pandas as pd
 import pytest
 from rich.console import Console
 from rich.table import Table
 
 from sinklab.errors import ResultError
 from sinklab.results.blocks import Bar, Curves, Facts, Grid, Heading, HeadMap, Say, interval, markdown, names, number, percent
+from sinklab.results.environment import cores, say_threads
 from sinklab.results.html import html, steps
 from sinklab.results.intervals import Interval
+from sinklab.results.run import _table_html
 from sinklab.results.sections import from_json, to_json
-from sinklab.results.terminal import fitted, print_blocks, terminal
+from sinklab.results.terminal import _as_lines, fitted, print_blocks, terminal
 
 BLOCKS = [
     Heading("Heads"),
@@ -167,3 +170,32 @@ def fitted_lines(width: int) -> list[str]:
 )
 def test_a_column_that_must_not_wrap_is_never_cut(width, lines):
     assert fitted_lines(width)[: len(lines)] == lines
+
+
+def test_a_long_table_in_a_notebook_begins_with_what_is_measured():
+    table = pd.DataFrame(
+        {"run_id": ["a", "a"], "layer": [0, 1], "seed": [None, None], "metric": ["m", "m"], "value": [1.0, 2.0]}
+    )
+    page = _table_html(table)
+    assert re.search(r"run_id.*a.*<table.*metric.*value.*layer", page, re.DOTALL)
+    assert "seed" not in page
+
+
+def test_more_threads_than_cores_are_said_once(capsys):
+    say_threads.cache_clear()
+    for _ in range(2):
+        say_threads(cores() + 1)
+    say_threads(cores())
+    assert capsys.readouterr().err.count(f"torch computes with {cores() + 1} threads and this process has {cores()} core") == 1
+
+
+def test_no_line_of_a_narrow_table_loses_its_indent():
+    table = Table("name", "meaning")
+    table.add_row("first", " ".join(["word"] * 40))
+    with (console := Console(width=30, file=io.StringIO())).capture() as captured:
+        for part in _as_lines(table):
+            console.print(part)
+    name, *lines = captured.get().rstrip().splitlines()
+    assert name.strip() == "first"
+    assert len(lines) > 5
+    assert all(line.startswith("  ") for line in lines)

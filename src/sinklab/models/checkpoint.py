@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.models.embedded import PREFIX, embedded_names, embedded_path
+from sinklab.models.embedded import PREFIX, embedded_names, embedded_path, require_name
 from sinklab.models.gguf_file import Gguf, in_repository, local_gguf, require_package
 from sinklab.results.file import read_object
 
@@ -75,8 +75,7 @@ def locate(
         InputError: nothing of that name here, in the hub cache or on the hub; the message says which.
         ConfigurationError: a revision of something local.
     """
-    if not name:
-        raise InputError("the model's name is empty; give embedded:softmax, a directory or a hub id")
+    require_name(name)
     path = Path(name).expanduser()
     if name.startswith(PREFIX) or path.exists():
         if revision is not None:
@@ -93,9 +92,6 @@ def locate(
         return Located(path)
     if (inside := in_repository(name)) is not None:
         return _located_gguf(*inside, revision, token=token, local_files_only=local_files_only)
-    known = f"models that need no download: {', '.join(embedded_names())}"
-    if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name):
-        raise InputError(f"there is no directory {name!r}, and a hub id looks like org/model or org/model/file.gguf; {known}")
     asked: dict[str, Any] = {"token": token, "local_files_only": local_files_only}
     front = f"{subfolder.strip('/')}/" if subfolder else ""
 

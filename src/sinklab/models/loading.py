@@ -61,7 +61,7 @@ from sinklab.models.tokenizer import (
     tokenizer_beside,
 )
 from sinklab.registry import operations
-from sinklab.results.environment import dtype_named
+from sinklab.results.environment import dtype_named, say_threads
 from sinklab.results.progress import is_quiet
 
 if TYPE_CHECKING:
@@ -252,6 +252,7 @@ def load_model(
             require_all_read(name, model, gguf)
         read = None if tokenizer is not None else load_tokenizer(folder, name, trust_remote_code, gguf)
     tokenizer = read if tokenizer is None else given_tokenizer(tokenizer, trust_remote_code, **access)
+    say_threads(torch.get_num_threads())
     require_numbers(name, model, headers)
     model = restore(model, folder, name)
     _check_finite(model, name)

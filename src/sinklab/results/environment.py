@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import operator
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.progress import say
 from sinklab.results.version import __version__
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -80,6 +82,26 @@ def environment(placed: Placed | None = None) -> dict[str, Any]:
     if packed := getattr(placed, "gguf", None):  # the file that the weights were unpacked from
         found["gguf"] = dict(packed)
     return found
+
+
+def cores() -> int:
+    """Cores that this process may use: those it is bound to, and no more than its control group is given time of."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        bound = min(bound, max(1, int(quota) // int(period)))  # "max" without a limit
+    return bound
+
+
+@functools.cache
+def say_threads(threads: int) -> None:
+    """Say once that more threads compute than there are cores for them, which makes each wait for the others."""
+    if threads > (usable := cores()):
+        many = f"{usable} core{'s' * (usable > 1)}"
+        say(
+            f"note: torch computes with {threads} threads and this process has {many}, which can take many times as long; set "
+            f"OMP_NUM_THREADS={usable}, or torch.set_num_threads({usable})"
+        )
 
 
 def _processor() -> str:

@@ -38,6 +38,7 @@ from typing_extensions import Doc
 from sinklab.errors import ConfigurationError, require_known
 from sinklab.results.environment import dtype_named, require_function, require_path, require_whole
 from sinklab.results.folder import default_out
+from sinklab.results.intervals import require_threshold
 from sinklab.results.progress import DONE_OF_STAGE
 from sinklab.results.run import COMMAND, Progress
 
@@ -347,12 +348,27 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     return type(value)([_of_python(item) for item in value]) if type(value) in (list, tuple) else value
 
 
+DEVICES = frozenset("auto cpu cuda fpga hip hpu ideep ipu lazy maia meta mkldnn mps mtia npu opencl opengl xla xpu".split())
+"""What torch may call a device, and ``auto``."""
+
+
 def _check_early(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse names that are none, broken GGUF files and folders that are in the way before anything heavy is imported."""
     annotations = annotations_of(function)
-    if isinstance(model := given.get("model"), str):
+    if annotations.get("threshold") == Threshold and "threshold" in given:
+        require_threshold(given["threshold"], "`threshold`")
+    if (place := str(given.get("device", "auto")).partition(":")[0]) not in DEVICES and not place.isdecimal():
+        raise ConfigurationError(f"there is no device {given['device']!r}; `device` is auto, cpu, cuda, cuda:1, mps, …")
+    few = {"seq_len": (SeqLen, 2), "samples": (Samples, 1), "batch_size": (BatchSize, 1)}
+    for name, (annotation, least) in few.items():
+        value = given.get(name)
+        if annotations.get(name) == annotation and isinstance(value, int) and value < least:
+            raise ConfigurationError(f"`{name}` must be at least {least}, got {value}")
+    if annotations.get("model") in (ModelSource, str) and isinstance(model := given.get("model"), str):
+        from sinklab.models.embedded import require_name
         from sinklab.models.gguf_file import local_gguf, read_gguf
 
+        require_name(model)
         if (path := local_gguf(model)) is not None:
             read_gguf(path)
     for name, value in given.items():
