@@ -348,7 +348,10 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     return type(value)([_of_python(item) for item in value]) if type(value) in (list, tuple) else value
 
 
-DEVICES = frozenset("auto cpu cuda fpga hip hpu ideep ipu lazy maia meta mkldnn mps mtia npu opencl opengl xla xpu".split())
+DEVICES = (
+    "auto", "cpu", "cuda", "fpga", "hip", "hpu", "ideep", "ipu", "lazy", "maia", "meta", "mkldnn", "mps", "mtia", "npu", "opencl",
+    "opengl", "ve", "vulkan", "xla", "xpu",
+)  # fmt: skip
 """What torch may call a device, and ``auto``."""
 
 
