@@ -349,8 +349,8 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
 
 
 DEVICES = (
-    "auto", "cpu", "cuda", "fpga", "hip", "hpu", "ideep", "ipu", "lazy", "maia", "meta", "mkldnn", "mps", "mtia", "npu", "opencl",
-    "opengl", "ve", "vulkan", "xla", "xpu",
+    "auto", "cpu", "cuda", "fpga", "hip", "hpu", "ideep", "ipu", "lazy", "maia", "meta", "mkldnn", "mps", "mtia", "npu",
+    "opencl", "opengl", "ve", "vulkan", "xla", "xpu",
 )  # fmt: skip
 """What torch may call a device, and ``auto``."""
 
