@@ -233,41 +233,6 @@ def position_schemes() -> Fields:
     )
 
 
-LEARNED = 0.5
-"""Nats by which a model's loss may exceed the baseline's if it is to have learned; at the smallest scale, one that attends to
-nothing is 1.2 above."""
-
-POST_NORM_RATE = 3e-3
-"""Learning rate above which models with norms behind the residual sums stay untrained at the scales that are for seconds and
-minutes: at 1e-2 their loss was 3.18 nats in three of three seeds, at 3e-3 1.94, 2.07 and 1.93."""
-
-
-def _post_norm(config: PretrainingConfig) -> Changes:
-    """At the rate of the scale, or the largest at which it learns."""
-    rate = min(config.optimizer.learning_rate, POST_NORM_RATE)
-    return {"model.norm_placement": "post", "optimizer.learning_rate": rate}
-
-
-POST_NORM = Variant("post-norm", _post_norm)
-
-
-@claims.register("norm_placement")
-@gu
-def norm_placement() -> Fields:
-    """The sink appears under post-norm as it does under pre-norm.
-
-    Post-norm against the pre-norm of the baseline, each at a rate at which it learns.
-    """
-    learned = Part("post-norm has learned", Difference("held_out_loss", POST_NORM.label, BASELINE), less_than=LEARNED)
-    return dict(
-        where="section 7",
-        published="Sink rate 13.54 under post-norm, 18.18 under pre-norm.",
-        variants=(UNCHANGED, POST_NORM),
-        presupposes=(has_sink(), learned),
-        parts=(has_sink(POST_NORM.label),),
-    )
-
-
 @claims.register("feed_forward")
 @gu
 def feed_forward() -> Fields:

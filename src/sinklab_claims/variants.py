@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -113,19 +114,22 @@ RATE_AT = ("sink_rate", "sink_rate_1", "sink_rate_2")
 
 def has_sink(label: str = BASELINE, metric: str = "sink_rate") -> Part:
     """There is a sink with a variant, by the mean weight on the first token or, at another place, by the rate."""
-    return _sink(f"there is a sink{PLACES[metric]} with {label}", metric, label, "more_than")
+    return _sink(f"there is a sink{PLACES[metric]} with {label}", metric, label, 1)
 
 
 def has_no_sink(label: str, metric: str = "sink_rate") -> Part:
     """There is none, likewise."""
-    return _sink(f"there is no sink{PLACES[metric]} with {label}", metric, label, "less_than")
+    return _sink(f"there is no sink{PLACES[metric]} with {label}", metric, label, -1)
 
 
-def _sink(says: str, metric: str, label: str, side: str) -> Part:
-    rate = Part(says, Value(metric, label), **{side: SINK})
+def _sink(says: str, metric: str, label: str, side: int) -> Part:
+    def beyond(bound: float) -> tuple[float, float]:
+        return (bound, math.inf) if side > 0 else (-math.inf, bound)
+
+    rate = Part(says, Value(metric, label), *beyond(SINK))
     if metric != "sink_rate":
         return rate
-    return Part(says, Value("first_attention", label), **{side: EVEN + WEIGHT}, beside=rate)
+    return Part(says, Value("first_attention", label), *beyond(EVEN + WEIGHT), beside=rate)
 
 
 def has_massive(label: str = BASELINE) -> Part:

@@ -274,6 +274,7 @@ def test_weights_of_a_half_on_every_key_are_no_sink():
     sigmoid = {"name": "sigmoid"}
     assert carried_by(by_position(0.0, operation=sigmoid)) == 0.0
     assert carried_by(by_position(8.0, operation={**sigmoid, "bias": -8.0})) == 100.0
+    assert carried_by(by_position(8.0, operation={**sigmoid, "bias": -8.0, "scale": 0.01})) == 100.0  # as of the output map
     # All the share of the rows, and hardly any weight: the proxy of the published rate would call it a sink.
     assert carried_by(by_position(8.0, operation={**sigmoid, "bias": -40.0})) == 0.0
 

@@ -61,8 +61,8 @@ def reproduce(
         seeds: Seeds of initial weights, data and texts: 0..2 (both ends included), or a list such as 0,3,7. By default 0..7
             where tiny models are trained and 0..2 elsewhere; a verdict needs three or more.
         scale: One of tiny, small, medium, for what is trained.
-        base: Whether rows begin with BOS, where the scale has both. By default as in the source of each claim; results on the
-            other base go to SCALE-BASE.
+        base: bos, or no-bos: the first token random and positions learned (Gu's x1 random). By default as in the source of each
+            claim; results on the other base go to SCALE-BASE.
         out: Output directory; the models in it are shared by all claims.
         ray: Train on a Ray cluster; OUT must be shared by its nodes.
 

@@ -18,17 +18,13 @@ from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, folder_names, is
 
 Verdict = Literal[
     "reproduced", "in part", "not reproduced", "absent at this scale", "inconclusive", "not tested at this scale",
-    "not applicable", "holds for this model", "does not hold for this model", "agrees with the proof", "contradicts the proof",
+    "not applicable", "agrees with the proof", "contradicts the proof",
 ]  # fmt: skip
 
-OF_ONE_MODEL: Mapping[Verdict, Verdict] = {
-    "reproduced": "holds for this model",
-    "not reproduced": "does not hold for this model",
-}
 OF_A_PROOF: Mapping[Verdict, Verdict] = {"reproduced": "agrees with the proof", "not reproduced": "contradicts the proof"}
 
-PLAIN: Mapping[str, Verdict] = {own: plain for words in (OF_ONE_MODEL, OF_A_PROOF) for plain, own in words.items()}
-"""Verdicts of their own kind to what the parts say that make them."""
+PLAIN: Mapping[str, Verdict] = {own: plain for plain, own in OF_A_PROOF.items()}
+"""Verdicts about proofs to what the parts say that make them."""
 
 
 Evidence = Literal["toy", "natural", "checkpoint"]
@@ -110,8 +106,7 @@ class ClaimFound:
         base: what the rows of the models begin with; ``source_base`` is that of the claim's source.
         evidence: a remark about the result that other numbers support.
         looks: how often it was judged, each time on other seeds.
-        one_model, natural_text: of results until 2026-11-29, the model that a seed drew texts for, and whether it had
-            read text that people wrote.
+        natural_text: of results until 2026-11-29, whether a model of none of our bases had read text that people wrote.
         conditions: of every trained variant what it changes, what it starts from and the trainings by seed.
         config: the configuration in which variants change something.
         models: of a claim on checkpoints each model by itself.
@@ -138,7 +133,6 @@ class ClaimFound:
     source_base: str | None = None
     evidence: str = ""
     looks: int = 1
-    one_model: str | None = None
     natural_text: bool = False
     conditions: dict[str, Any] = dataclasses.field(default_factory=dict)
     read_outs: list[str] = dataclasses.field(default_factory=list)
@@ -260,7 +254,7 @@ def evidence_of(found: ClaimFound) -> Evidence:
     if found.base is not None:  # something was trained
         return "natural" if is_natural(found.scale) else "toy"
     # The embedded models have read Python source.
-    return "natural" if found.one_model or found.natural_text else "toy"
+    return "natural" if found.natural_text else "toy"
 
 
 def hardware_of(found: ClaimFound) -> str:

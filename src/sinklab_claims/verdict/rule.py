@@ -171,12 +171,11 @@ def _holm(parts: Sequence[Part], judged: Callable[..., Finding], *, weak: bool =
             break
         left -= refuted
     for index in outside:
-        finding, verdict = findings[index], None
+        finding = findings[index]
         if index in left:
-            verdict = "inconclusive"
+            findings[index] = dataclasses.replace(finding, verdict="inconclusive")
         elif weak and finding.interval is not None and finding.part.misses(*finding.interval):
-            verdict = "absent at this scale"
-        findings[index] = dataclasses.replace(finding, verdict=verdict or finding.verdict)
+            findings[index] = dataclasses.replace(finding, verdict="absent at this scale")
     return tuple(findings)
 
 
@@ -275,9 +274,9 @@ def _together(findings: tuple[Finding, ...], presupposed: tuple[Finding, ...], u
     if held:
         reason = "; ".join(f"{finding.part.says!r}: {finding.verdict}" for finding in others)
         return Conclusion("in part", findings, presupposed, reason)
-    for verdict in ("not reproduced", "absent at this scale"):
-        if any(finding.verdict == verdict for finding in others):
-            return Conclusion(verdict, findings, presupposed)
+    for finding in sorted(others, key=lambda finding: finding.verdict != "not reproduced"):
+        if finding.verdict != "inconclusive":
+            return Conclusion(finding.verdict, findings, presupposed)
     return Conclusion("inconclusive", findings, presupposed, f"{others[0].part.says!r}: {_open(others[0], unit)}")
 
 

@@ -1,4 +1,4 @@
-"""Key-query retrieval at a trigger: weights of one head that solve it, and the bound that no softmax head breaks."""
+"""Key-query retrieval at a trigger: weights of one head that solve it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-
-from sinklab.studies.theory.trigger_bounds import least_bos_weight_by_odds
 
 BOS, TRIGGER, CONTENT, FIRST_KEY = 0, 1, 2, 3
 """Coordinates that mark the three kinds of token, and the first of the keys; values stand behind the keys."""
@@ -80,47 +78,3 @@ def test_softmax_solves_it_to_any_error_and_has_its_sink(error):
     outputs, weights = head(*solution(error), inputs)
     assert float((outputs - targets).abs().max()) <= error
     assert float(weights[:, 1:, 0][~triggers[:, 1:]].min()) >= 1 - error
-
-
-def bound_of(score, value, inputs):
-    """The bound on the last token, by plain loops over the short sequences."""
-    norms, errors = (inputs @ value.mT).abs().amax(-1), []
-    for other in (None, *range(1, inputs.shape[1] - 1)):
-        short = inputs[:, [0, -1] if other is None else [0, other, -1]]
-        errors.append(head(score, value, short)[0][:, -1].abs().amax(-1))
-    return least_bos_weight_by_odds(torch.stack(errors).amax(0), norms[:, 0], norms[:, -1], norms[:, 1:-1])
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_no_softmax_head_breaks_the_bound(seed):
-    """Solutions of every quality, disturbed in scores and map: the weight is never below what outputs of pairs allow."""
-    torch.manual_seed(seed)
-    inputs, said = batch_of(300, seed, position=6)[0], 0
-    for error in (0.3, 1e-2, 1e-4):
-        for noise in (0.0, 0.03, 0.3):
-            score, value = (
-                of + size * torch.randn(WIDTH, WIDTH, dtype=torch.float64)
-                for of, size in zip(solution(error), (noise, 0.1 * noise), strict=True)
-            )
-            for count in (1, 2, 5):
-                before = inputs[:, : count + 1]
-                bound, weight = bound_of(score, value, before), head(score, value, before)[1][:, -1, 0]
-                assert bool((weight >= bound - 1e-12).all())
-                said += int((bound > 0.5).sum())
-            behind = torch.cat((inputs[:, :3], inputs[:, 6:]), dim=1)  # the trigger among them, at place 3
-            on = head(score, value, behind)[1][:, -1]
-            assert bool((on[:, 0] + on[:, 3] >= bound_of(score, value, behind[:, [0, 1, 2, 4, 5]]) - 1e-12).all())
-    assert said > 1000  # it does say something
-
-
-def test_the_bound_by_hand_and_attained():
-    one = torch.tensor(1.0)
-    # No error, no doubt; alone behind BOS: odds (η + β) / (μ - η).
-    assert float(least_bos_weight_by_odds(0 * one, 0 * one, one, torch.ones(3))) == 1
-    assert float(least_bos_weight_by_odds(0.1 * one, 0 * one, one, torch.ones(0))) == pytest.approx(1 / (1 + 0.1 / 0.9))
-    # One more: 0.12 / 0.9 · (1 + 2 / (0.5 - 0.1)) = 0.8.
-    assert float(least_bos_weight_by_odds(0.1 * one, 0.02 * one, one, torch.tensor([0.5]))) == pytest.approx(1 / 1.8)
-    assert float(least_bos_weight_by_odds(0.5 * one, 0 * one, one, torch.tensor([0.5]))) == 0
-    # BOS, x with a weight a on x and nothing on BOS's value: the output is a M x, and the bound is the weight itself.
-    alone = batch_of(20)[0][:, :2]
-    torch.testing.assert_close(bound_of(*solution(0.1), alone), head(*solution(0.1), alone)[1][:, -1, 0])

@@ -155,26 +155,6 @@ def least_bos_weight_by_error(error: float, length: int) -> float:
     return max(0.0, 1 - 8 * error * (length - 1) / (length - 3))
 
 
-def least_bos_weight_by_odds(error: Tensor, bos_output: Tensor, query_norm: Tensor, key_norms: Tensor) -> Tensor:
-    """``1 / (1 + R)``: least weight on BOS of a content query before the trigger, whatever the trigger is to do there, in [0,
-    1]; 0 where some norm is no larger than the error. One softmax head without positions, with any value map ``M``; behind the
-    trigger it is the least weight on BOS and the trigger together. The proof is in
-    docs/theory.md#key-query-retrieval-at-a-trigger.
-
-    Args:
-        error: ``η``, largest absolute output at the last place of ``BOS, x`` and of ``BOS, x', x`` for all keys ``x'`` below,
-            ``(...)``.
-        bos_output: ``β``, largest absolute coordinate of ``M x_BOS``, which is the output at BOS, ``(...)``.
-        query_norm: ``μ(x)``, largest absolute coordinate of ``M x`` for the query, ``(...)``.
-        key_norms: ``μ(x')`` of the other content tokens that it sees, ``(..., count)``; ``count`` may be 0.
-    """
-    room, rooms = query_norm - error, key_norms - error[..., None]
-    follows = (room > 0) & (rooms > 0).all(-1)
-    room, rooms = room.where(follows, 1.0), rooms.where(follows[..., None], 1.0)
-    odds = (error + bos_output) / room * (1 + (2 * query_norm[..., None] / rooms).sum(-1))
-    return (1 / (1 + odds)).where(follows, 0.0)
-
-
 # --- weights that solve the task --------------------------------------------------------------------------------------------
 
 
