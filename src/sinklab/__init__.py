@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model, wrap_model
     from sinklab.probes.sink_rate import SinkRate
+    from sinklab.sinks import find_sinks
     from sinklab.streaming.cache import PolicyCache, SinkCache
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.reader import open_reader
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from sinklab.studies.audit.page import write_report
     from sinklab.studies.causes.causes import find_causes
     from sinklab.studies.fold.fold import fold_sinks
-    from sinklab.studies.measure.find_sinks import find_sinks
     from sinklab.studies.measure.from_weights import from_weights
     from sinklab.studies.measure.measure import measure
     from sinklab.studies.origin.origin import find_origin
@@ -53,7 +53,7 @@ _HOMES = {
     "audit": "sinklab.studies.audit.audit",
     "find_causes": "sinklab.studies.causes.causes",
     "find_origin": "sinklab.studies.origin.origin",
-    "find_sinks": "sinklab.studies.measure.find_sinks",
+    "find_sinks": "sinklab.sinks",
     "fold_sinks": "sinklab.studies.fold.fold",
     "from_weights": "sinklab.studies.measure.from_weights",
     "load_model": "sinklab.models.loading",

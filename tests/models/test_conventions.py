@@ -22,7 +22,6 @@ TAKES = {
     "find_origin": lambda model, **how: sinklab.find_origin(model, **FEW, **how),
     "quantize": lambda model, **how: sinklab.quantize(model, schemes=["w8a16"], calibration=2, **FEW, **how),
     "show": lambda model, **how: sinklab.show(model, TEXT, **how),
-    "find_sinks": lambda model, **how: str(sinklab.find_sinks(model, [TEXT, TEXT[:20]], **how)),
     "Stream": lambda model, **how: [token.id for token in sinklab.Stream(model, **how).feed(TEXT).generate(3)],
     "stream": lambda model, **how: [token.text for token in sinklab.stream(model, TEXT, max_new_tokens=3, **how)],
     "Chat": lambda model, **how: [token.id for token in sinklab.Chat(model, **how).say("Read a file.").generate(3)],
@@ -33,6 +32,7 @@ HELD = {
     "SinkCache": lambda model: sinklab.SinkCache(model, window=8).policy,
     "PolicyCache": lambda model: sinklab.PolicyCache(sinklab.SinkCache().policy, model).policy,
     "open_reader": lambda model: sinklab.open_reader(model, "sink_window").read(IDS).sum(),
+    "find_sinks": lambda model: sinklab.find_sinks(model, [TEXT, TEXT[:20]]),
     "attend": lambda model: sinklab.attend(model).__enter__(),
     "attend_returned": lambda model: sinklab.attend_returned(model),
 }

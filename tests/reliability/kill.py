@@ -87,7 +87,6 @@ ENTRIES = {
         ends_well=(signal.SIGINT,),
     ),
     "compare": Entry(("{inputs}/audit", "{inputs}/audit2", "--out", "{work}/both.html"), result="both.html"),
-    "plot": Entry(("{inputs}/run", "--out", "{work}/curves.png"), result="curves.png"),
     "export": Entry(
         ("{inputs}/compared", "--to", "transformers", "--out", "{work}/export"), result="export/transformers_cache.py"
     ),

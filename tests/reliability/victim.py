@@ -24,7 +24,6 @@ import sinklab.streaming.stream
 import sinklab.studies.audit.measurement
 import sinklab.studies.audit.page
 import sinklab.studies.causes.measurement
-import sinklab.studies.plot.plot
 import sinklab.studies.trigger.lab
 import sinklab.training.train
 from sinklab.configuration import with_overrides

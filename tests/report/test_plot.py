@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from tools.plot_runs import draw_runs, plot, read_curves
 
 from sinklab.errors import InputError
 from sinklab.results.folder import in_use
 from sinklab.results.table import make_table, read_table, write_json, write_table
-from sinklab.studies.plot.plot import draw_runs, plot, read_curves
 
 
 def test_the_lock_file_of_a_dead_process_holds_nothing(tmp_path):

@@ -1,7 +1,13 @@
-"""plot(): loss, sink rate and what the sink is worth over the steps of training runs, from their tables."""
+"""Draw loss, sink rate and what the sink is worth over the steps of training runs, from their tables.
+
+Works while a run is still training. A sweep stands for its runs; cells without numbers yet are listed.
+
+    python tools/plot_runs.py sinklab-runs/emergence sinklab-runs/sigmoid --out emergence.png
+"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +18,6 @@ from sinklab.errors import InputError, ResultError
 from sinklab.results.blocks import names
 from sinklab.results.file import check_file, write_file
 from sinklab.results.progress import say
-from sinklab.studies.arguments import OverwriteFile, command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,22 +31,8 @@ SHARE_OF_QUERIES = 0.5
 """The mean weight on a key that few queries see is large by chance; positions that fewer than this share see are no sinks."""
 
 
-@command
-def plot(folders: list[Path], *, out: Path | None = None, overwrite: OverwriteFile = False) -> Path:
-    """Draw loss, sink rate and loss gap of training runs over steps.
-
-    Works while a run is still training; needs only the tables, no model. Cells of a sweep without numbers yet are listed.
-
-    Args:
-        folders: Output directories of 'sinklab pretrain' or a sweep.
-        out: .png, .svg or .pdf; by default curves.png in the first folder, which is replaced.
-
-    Examples:
-        sinklab plot sinklab-runs/emergence
-        sinklab plot runs/softmax runs/sigmoid --out emergence.svg
-        sinklab plot sinklab-sweeps/lr  (a sweep stands for its runs)
-        sinklab plot sinklab-sweeps/lr/*seed=0*  (some of them)
-    """
+def plot(folders: list[Path], *, out: Path | None = None, overwrite: bool = False) -> Path:
+    """Write the figure to ``out`` (.png, .svg or .pdf), by default curves.png in the first folder, which is replaced."""
     check_file(out, overwrite)
     if not folders:
         raise InputError("give the output directory of at least one run or sweep")
@@ -156,3 +147,12 @@ def _finish(axes: Axes, title: str, label: str) -> None:
     axes.set_ylabel(label, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, help="output directories of 'sinklab pretrain' or 'sinklab sweep'")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--overwrite", action="store_true")
+    given = parser.parse_args()
+    print(plot(given.folders, out=given.out, overwrite=given.overwrite))
