@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 from tools.plot_runs import draw_runs, plot, read_curves
 
-from sinklab.errors import InputError
 from sinklab.results.folder import in_use
 from sinklab.results.table import make_table, read_table, write_json, write_table
 
@@ -27,7 +24,7 @@ def test_the_lock_file_of_a_dead_process_holds_nothing(tmp_path):
 STEPS = (0, 100, 200)
 
 
-def make_run(folder: Path, *, sink: int = 2, operation: str = "softmax", null: bool = False) -> Path:
+def make_run(folder: Path, *, sink: int = 2, operation: str = "softmax") -> Path:
     """Two layers of two heads over six positions; the rate at ``sink`` grows with the step, by head."""
     rows = []
     for step in STEPS:
@@ -42,8 +39,6 @@ def make_run(folder: Path, *, sink: int = 2, operation: str = "softmax", null: b
         for position, values in rates.items():
             value = float(np.mean(values))
             rows.append({"metric": "gu2024", "value": value, "unit": "percent", "step": step, "key_position": position})
-        if null:
-            rows.append({"metric": "gu2024_null", "value": 50.0, "unit": "percent", "step": step})
     frames = [make_table(rows, probe="sink_rate", version=1, operation=operation)]
     losses = [
         {"metric": metric, "value": 5.0 - step / 100, "unit": "nats", "step": step}
@@ -78,18 +73,6 @@ def test_a_late_key_that_few_queries_see_is_no_sink(tmp_path):
     assert read_curves(folder).sink == 1
 
 
-def test_mass_on_nothing_has_a_curve_of_its_own(tmp_path):
-    figure = draw_runs([read_curves(make_run(tmp_path / "run", operation="sink_logit", null=True))])
-    names = [line.get_label() for line in figure.axes[1].lines]
-    assert names == ["run (sink_logit), position 2", "run (sink_logit), null score"]
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_files(tmp_path, suffix):
-    page = plot([make_run(tmp_path / "a"), make_run(tmp_path / "b", sink=0)], out=tmp_path / f"plots/curves{suffix}")
-    assert page.read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
-
-
 def test_a_sweep_stands_for_its_runs(tmp_path):
     for name in ("one", "two"):
         make_run(tmp_path / "sweep" / name)
@@ -98,30 +81,3 @@ def test_a_sweep_stands_for_its_runs(tmp_path):
     text = (tmp_path / "curves.svg").read_text()
     assert "<!-- one (softmax), position 2 -->" in text
     assert "<!-- two (softmax), position 2 -->" in text
-
-
-def test_cells_without_numbers_are_named_and_the_others_drawn(tmp_path, capsys):
-    cells = [tmp_path / "lr" / f"learning_rate={rate},seed=0-a9" for rate in (0.001, 0.004)]
-    for cell in cells:
-        make_run(cell)
-    write_json({"cells": [{"name": cell.name} for cell in cells]}, tmp_path / "lr" / "sweep.json")
-    (cells[0] / "table.parquet").write_bytes(b"torn")
-    page = plot([tmp_path / "lr"], out=tmp_path / "curves.svg")
-    assert capsys.readouterr().err == "Not drawn, as they have no numbers: learning_rate=0.001,seed=0-a9.\n"
-    assert "<!-- learning_rate=0.004,seed=0 (softmax), position 2 -->" in page.read_text()
-    shutil.rmtree(cells[1])
-    with pytest.raises(InputError, match=r"^no run of .*lr has numbers to draw yet"):
-        plot([tmp_path / "lr"], out=tmp_path / "other.svg")
-    with pytest.raises(InputError, match="not there"):  # a run that is named is one that is wanted
-        plot([cells[1]], out=tmp_path / "other.svg")
-
-
-def test_errors(tmp_path):
-    with pytest.raises(InputError, match=r"run\.json is not there"):
-        plot([tmp_path], out=tmp_path / "curves.png")
-    run = make_run(tmp_path / "run")
-    with pytest.raises(InputError, match=r"cannot write 'curves\.docx': give a name that ends in \.png, \.svg or \.pdf"):
-        plot([run], out=tmp_path / "curves.docx")
-    write_table(make_table([{"metric": "gu2024", "value": 1.0, "unit": "percent"}], probe="sink_rate"), run / "table.parquet")
-    with pytest.raises(InputError, match=r"a run of another command, has no numbers by step; give the output"):
-        read_curves(run)

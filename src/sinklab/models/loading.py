@@ -571,12 +571,6 @@ def require_as_it_is(
     device: str = "auto",
     dtype: str | torch.dtype = "auto",
     revision: str | None = None,
-    subfolder: str = "",
-    token: str | bool | None = None,
-    local_files_only: bool = False,
-    trust_remote_code: bool = False,
-    tokenizer: object = None,
-    processor: object = None,
     **placing: object,
 ) -> None:
     """Refuse options of loading that ask of a model in memory (or a parameter of it) for what it is not, and would have no
@@ -586,8 +580,7 @@ def require_as_it_is(
         "device": None if device == "auto" or device in (str(placed.device), placed.device.type) else device,
         "dtype": None if dtype == "auto" or f"torch.{dtype_named(dtype)}" == str(placed.dtype) else dtype,
         "revision": None if revision == known else revision,
-        "subfolder": subfolder or None,
-        **placing,
+        **{name: value or None for name, value in placing.items() if name not in (*ACCESS, "tokenizer", "processor")},
     }
     for name, value in without_effect.items():
         if value is not None:
