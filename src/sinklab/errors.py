@@ -24,7 +24,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import ParamSpec, TypeVar
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ELSEWHERE = {
     "attention_sink_size": "num_sinks", "attention_sink_window_size": "window", "num_sink_tokens": "num_sinks",
