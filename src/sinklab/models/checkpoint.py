@@ -117,7 +117,7 @@ def locate_files(name: str, revision: str | None, patterns: list[str], token: st
     return _fetched(name, revision, patterns, token=token, local_files_only=local)
 
 
-def _located_gguf(repository: str, file: str, revision: str | None, **access: str | bool | None) -> Located:
+def _located_gguf(repository: str, file: str, revision: str | None, **access: Any) -> Located:
     """One file of a hub repository."""
     require_package(f"{repository}/{file}")  # before gigabytes are fetched
     snapshot = _fetched(repository, revision, [file], ignored=[], **access)
@@ -132,9 +132,7 @@ def _ggufs(name: str, snapshot: Path) -> list[str]:
     return sorted(file for file in _on_hub(name, snapshot) if file.endswith(".gguf"))
 
 
-def _fetched(
-    name: str, revision: str | None, patterns: list[str], ignored: Sequence[str] = ("*/*",), **access: str | bool | None
-) -> Path:
+def _fetched(name: str, revision: str | None, patterns: list[str], ignored: Sequence[str] = ("*/*",), **access: Any) -> Path:
     """The snapshot of a hub repository, with the files of these patterns."""
     try:
         # Sub-folders hold other formats of the same weights, and some are larger than the model.
