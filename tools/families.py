@@ -36,7 +36,7 @@ from sinklab.errors import SinklabError  # noqa: E402
 from sinklab.results.table import write_text  # noqa: E402
 
 PAGE = ROOT / "docs" / "architectures.md"
-BEGIN, END = "<!-- begin sweep -->", "<!-- end sweep -->"
+BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 LARGEST = 20_000_000
 """Parameters of a toy: a family with more has sizes that are not named here."""
 

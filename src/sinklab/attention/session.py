@@ -338,7 +338,7 @@ class Session:
         return result
 
     @torch.no_grad()
-    def _show_depth(self, native: seam.Native, module: nn.Module, tensors: tuple[Tensor, ...], scaling: float) -> None:
+    def _show_depth(self, native: seam.Native, module: nn.Module, tensors: tuple[Tensor, ...], scaling: float | None) -> None:
         """Show attention over blocks, ``(batch, tokens, queries or blocks, hidden_size)``: each token is a text of blocks."""
         query, key, value, outputs = (tensor.detach() for tensor in tensors)
         (batch, tokens, heads, _), blocks, device = query.shape, key.shape[2], query.device
@@ -347,7 +347,8 @@ class Session:
         padding = self._hooks.now.counted(batch, tokens, device).positions.reshape(-1, 1) < 0
         places = torch.arange(blocks, device=device).expand(batch * tokens, -1)
         call = AttentionCall(
-            self._depth[id(module)], query[:, :, None], key[:, None], value[:, None], scaling, Everything(device),
+            self._depth[id(module)], query[:, :, None], key[:, None], value[:, None],
+            query.shape[-1] ** -0.5 if scaling is None else scaling, Everything(device),
             seam.operation_of(module, native),
             query_positions=alone.masked_fill(padding, -1), key_positions=places,
             query_documents=alone.masked_fill(padding, -1), key_documents=alone.expand(-1, blocks),

@@ -43,10 +43,6 @@ class FloatFormat:
             raise ConfigurationError(f"{self.name} has blocks of {block}, and {what} have {size} channels; take int8")
         return block
 
-    def largest(self, values: Tensor) -> Tensor:
-        """Largest absolute value of all, of which the scale of the whole is made: float32, a number."""
-        return values.abs().amax().float()
-
     def encode(self, values: Tensor, largest: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Codes, scales ``(…, blocks)`` and the scale of the whole, which broadcasts with the values.
 
@@ -55,7 +51,7 @@ class FloatFormat:
             largest: absolute value that the whole is scaled to, known beforehand or of a part; it broadcasts with the values.
         """
         wide, most = values.float(), E4M3 if self.bits == 8 else E2M1
-        whole = self.largest(wide) if largest is None else largest.float()
+        whole = wide.abs().amax() if largest is None else largest.float()
         if self.block is None:
             scale = _positive(whole / most)
             return _e4m3(wide / scale).view(torch.uint8), scale.new_empty(*values.shape[:-1], 0), scale

@@ -77,6 +77,7 @@ class Floats:
 
     @property
     def bits(self) -> int:
+        """Of a number."""
         return self.format.bits
 
     def require(self, size: int, what: str) -> None:

@@ -85,9 +85,9 @@ def parse_schemes(names: Sequence[str]) -> list[Scheme]:
 
 def _scheme(*parts: str) -> Scheme:
     """Of what stands behind w and a: bits, or a format."""
-    bits = [FORMATS[part].bits if part in FORMATS else int(part) if part.isdecimal() else 0 for part in parts]
-    weights, activations = (part if part in FORMATS else None for part in parts)
-    return Scheme(*bits, (weights, activations))
+    weights, activations = (FORMATS[part].bits if part in FORMATS else int(part) if part.isdecimal() else 0 for part in parts)
+    of_weights, of_activations = (part if part in FORMATS else None for part in parts)
+    return Scheme(weights, activations, (of_weights, of_activations))
 
 
 Watch = Callable[["Site", Tensor], None]

@@ -30,8 +30,8 @@ class LlamaCpp(Engine):
     name: ClassVar[str] = "llama.cpp"
     file: ClassVar[str] = "llama_cpp.sh"
     checked: ClassVar[str] = (
-        "the options in tools/server/README.md of llama.cpp at commits 25d5b0c (2025) and 00dc805 (2026) and the context shift "
-        "in the source of its server, read on 2026-11-22 and 2026-11-26"
+        "the options of llama.cpp at commits 25d5b0c (2025) and 00dc805 (2026), and the server that llama-cpp-python 0.3.36 "
+        "bundles, run on 2026-11-30"
     )
 
     def unserved(self, plan: ExportPlan) -> str | None:
