@@ -8,8 +8,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pandas as pd
-
 from sinklab import quantize
 
 
@@ -17,8 +15,6 @@ def main(model: str = "embedded:softmax", folder: str | None = None) -> None:
     out = None if folder is None else Path(folder)
     result = quantize(model, schemes=["w8a8", "w8a16", "w4a16"], samples=16, calibration=8, out=out, overwrite=out is not None)
     print(f"{result.summary['text']}  Without quantisation: {result.summary['clean_loss']['mean']:.3f} nats a token")
-    schemes = pd.DataFrame(result.summary["schemes"]).set_index("scheme")
-    print(schemes[["loss", "gap", "low", "high", "verdict"]].round(4).to_string())
     result.show()
 
 
