@@ -13,7 +13,6 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pandas
 import torch
 import transformers
@@ -31,7 +30,7 @@ from sinklab_claims.contract import claim as contract
 from sinklab_claims.contract.claim import base_config
 from sinklab_claims.reproduce import store
 
-IMPORTED = (matplotlib, pandas, torch, transformers, sinklab)
+IMPORTED = (pandas, torch, transformers, sinklab)
 
 WRITES = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "os.link", "os.symlink"})
 """Events of ``sys.audit`` that change names on the disk; to these comes ``open`` for writing."""
