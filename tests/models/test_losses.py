@@ -112,9 +112,10 @@ def test_no_copy_of_all_logits_is_made():
 @pytest.mark.parametrize(("rows", "columns"), [(1, 7), (5, 32), (2**9, 5)])
 def test_losses_of_hidden_states_are_those_of_their_logits(rows, columns, monkeypatch):
     """A tile at a time, also by the few words that matter: those of the model as it is; a cap behind the head is noticed."""
-    for name, value in {"MANY_WORDS": 2, "TILE": rows * columns, "COLUMNS": columns, "LEAST_SHARE": 0.02}.items():
+    for name, value in {"MANY_WORDS": 2, "TILE": rows * columns, "COLUMNS": columns, "LEAST_SHARE": 0.1}.items():
         monkeypatch.setattr(f"sinklab.models.losses.{name}", value)
-    settings = {**TINY, "initializer_range": 0.5, "attention_bias": True}
+    settings = {**TINY, "initializer_range": 0.5}
+    torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
     model.lm_head.bias = torch.nn.Parameter(torch.randn(32))
     tokens, targets = torch.randint(2, 32, (2, 4, 9))

@@ -108,22 +108,22 @@ def cross_entropies(logits: Tensor, targets: Tensor, by: LogitMap | FewWords | N
     wanted = targets.to(logits.device)
     if by is not None:
         scored = wanted != IGNORED
-        states, tokens = logits[scored], wanted[scored]
-        losses = (by.log_sum_exp(states) - by.of(states, tokens)).clamp_min(0.0)  # below it by rounding alone
-        return losses.new_zeros(wanted.shape).masked_scatter(scored, losses)
+        states = logits[scored]
+        found = (by.log_sum_exp(states) - by.of(states, wanted[scored])).clamp_min(0.0)  # below it by rounding alone
+        return found.new_zeros(wanted.shape).masked_scatter(scored, found)
     dtype = torch.promote_types(logits.dtype, torch.float32)
 
-    def losses_of(part: Tensor, own: Tensor) -> Tensor:
+    def losses(part: Tensor, own: Tensor) -> Tensor:
         rows = part.to(dtype).flatten(0, -2)
         return torch.nn.functional.cross_entropy(rows, own.flatten(), reduction="none", ignore_index=IGNORED).view_as(own)
 
     if logits.requires_grad:
-        return losses_of(logits, wanted)
+        return losses(logits, wanted)
     # A part at a time, of samples or of one sample: copies of all logits would take twice what the logits do.
     some, tokens = (tokens_at_once(logits, tokens=each) for each in (logits.shape[1], 1))
     parts = zip(logits.split(some), wanted.split(some), strict=True)
     pieces = (zip(part.split(tokens, 1), own.split(tokens, 1), strict=True) for part, own in parts)
-    return torch.cat([torch.cat([losses_of(*piece) for piece in of_samples], 1) for of_samples in pieces])
+    return torch.cat([torch.cat([losses(*piece) for piece in of_samples], 1) for of_samples in pieces])
 
 
 TILE, COLUMNS = 2**19, 2048
@@ -234,20 +234,20 @@ def without_logits(model: nn.Module) -> Iterator[LogitMap | None]:
         hook = head.register_forward_hook(lambda module, inputs, output: made.append(output.clone()))
         with contextlib.suppress(Exception), torch.no_grad():  # what reads no such tokens has no logits of this kind
             ids = torch.tensor([[7, 11]])  # padding may be all zeros, of which any cap makes zeros
-            logits = model(input_ids=ids, **({"use_cache": False} if model.can_generate() else {})).logits
+            logits = model(input_ids=ids).logits
             _makes_logits[model] = len(made) == 1 and torch.equal(made[0], logits) and head.weight.dtype.itemsize >= 4
         hook.remove()
     if not _makes_logits.setdefault(model, False):
         yield None
         return
-    before = vars(head).get("forward")
-    head.forward = lambda states: states
+    own = vars(head)
+    before = {name: own[name] for name in ("forward",) if name in own}
+    own["forward"] = lambda states: states
     try:
         yield LogitMap(head.weight.detach(), None if head.bias is None else head.bias.detach())
     finally:
-        del head.forward
-        if before is not None:
-            head.forward = before
+        del own["forward"]
+        own.update(before)
 
 
 def tokens_at_once(logits: Tensor, *, tokens: int = 1) -> int:
