@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13 3.14,$(shell command -v python$
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo models demo-llm test test-thorough test-slow test-gpu test-versions wheel-check release kill bench bench-gpu embedded emergence reproduce docs site lint format types check clean
+.PHONY: help install demo models demo-llm test test-thorough test-slow test-gpu test-engines sweep test-versions wheel-check release kill bench bench-gpu embedded emergence reproduce docs site lint format types check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,12 @@ test-slow: install  ## the slow tests too (minutes each)
 
 test-gpu: install  ## the tests for a CUDA device, on one GPU; each says that it was skipped without one
 	OMP_NUM_THREADS=2 $(BIN)/pytest -m gpu -n 4
+
+test-engines: install  ## llama.cpp, built once under build/engines (half an hour on two cores), runs the exported script against SinkCache
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow tests/studies/export/test_engines.py
+
+sweep: install  ## every causal language model of transformers at toy size: what is measured, bounded, refused (docs/architectures.md; minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/families.py
 
 test-versions: install  ## every command, the seam, streaming and training on the oldest libraries and other releases of transformers
 	$(BIN)/python -m tests.versions

@@ -32,6 +32,7 @@ BENCHMARKS = (
     "certificate",
     "causes",
     "trigger_steps",
+    "growth",
     "streaming_layer",
     "streaming_step",
     "streaming_peers",

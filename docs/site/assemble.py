@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from docs.site.blocks import account
 from docs.site.notebook import notebook_page
-from docs.site.reference import commands, library, metrics
+from docs.site.reference import commands, library, metrics, papers
 from docs.site.sources import LINK, ROOT, SUFFIXES, Section, SiteError, navigation, outside_code, title_of
 
 __all__ = ["assemble"]
@@ -59,9 +59,13 @@ def assemble(target: Path) -> int:
     made = {"library": library(), "commands": commands(), "metrics": metrics()}
     for name, text in made.items():
         _write(target / f"{name}.md", text)
+    by_paper = papers()
+    for name, text in by_paper.items():
+        _write(target / "papers" / f"{name}.md", text)
     with (target / "index.md").open("a", encoding="utf-8") as file:
         file.write("".join(_toctree(section.title, _names(section, places)) for section in sections))
         file.write(_toctree("Made from the code", [f"{name}.md" for name in made]))
+        file.write(_toctree("Claims by paper", [f"papers/{name}.md" for name in by_paper]))
     return sum(1 for _ in target.rglob("*.md"))
 
 

@@ -1,4 +1,4 @@
-"""Pages that are made from the code: the library, the commands, the metrics."""
+"""Pages that are made from the code and the results: the library, the commands, the metrics, and claims by paper."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import importlib
 import inspect
 import re
 
+from docs.site.sources import ROOT
+
 import sinklab
 from sinklab.cli.app import make_app
 from sinklab.cli.commands import find_commands
 from sinklab.registry import KINDS
+from sinklab.registry import claims as registered
+from sinklab.results.blocks import markdown
 from sinklab.results.metric import metrics_of
+from sinklab_claims.reproduce.claims import claims, stated
 
-__all__ = ["commands", "library", "metrics"]
+__all__ = ["commands", "library", "metrics", "papers"]
 
 TYPES = (
     "sinklab.attention.call.AttentionCall",
@@ -49,6 +54,15 @@ def _entry(home: str) -> str:
     directive = f".. autoclass:: {home}\n   :members:\n" if is_class else f".. autofunction:: {home}\n"
     line = f"from sinklab import {name}" if name in sinklab._HOMES else f"from {module} import {name}"
     return f"## {name}\n\n```python\n{line}\n```\n\n```{{eval-rst}}\n{directive}```\n"
+
+
+def papers() -> dict[str, str]:
+    """For every paper its published numbers, what was found of them here, and the verdicts, as ``sinklab claims --paper``."""
+    pages = {}
+    for paper in sorted({stated(name).source for name in registered}):
+        listing = claims(paper=paper, results=ROOT / "results")
+        pages[paper] = f"# {paper}\n\n{markdown(listing.display(listing.record))}".replace(f"{ROOT}/", "")
+    return pages
 
 
 def commands() -> str:

@@ -13,7 +13,7 @@ from sinklab.studies.causes.location import location
 from sinklab.studies.causes.samples import token_samples
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Ratio, Value
-from sinklab_claims.contract.trained import MeasuredModel, gives
+from sinklab_claims.contract.trained import MeasuredModel, gives, once
 from sinklab_claims.numbers.attention import attention_numbers
 from sinklab_claims.variants import Fields, has_no_sink, has_sink, of_paper, without_bos_in_front
 
@@ -40,6 +40,7 @@ WITHOUT_BOS = (
 
 
 @gives(*WITHOUT_BOS)
+@once
 def without_bos(trained: MeasuredModel) -> dict[str, float]:
     """Weight on the first token, with BOS and without, of the head that gives BOS most; and what each edit costs."""
     model, rows = trained.loaded.model, trained.rows(64, seq_len=64)

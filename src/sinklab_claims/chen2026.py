@@ -1,156 +1,23 @@
-"""Chen et al. 2026: the course of a training: gradients gather on the sink as attention does, and activations follow it."""
+"""Chen et al. 2026: the course of a training: attention goes to the sink, and activations and predictions follow."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
-import torch
-from torch import Tensor, nn
-
-from sinklab.attention.anatomy import Anatomy
-from sinklab.errors import DoesNotApply
 from sinklab.models.loading import LoadedModel, load_model
-from sinklab.models.losses import cross_entropies
-from sinklab.probes.attention_received import AttentionReceived
 from sinklab.registry import claims
 from sinklab.results.metric import Metric
-from sinklab.results.table import unpacked
 from sinklab.training.config import PretrainingConfig
-from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
-from sinklab_claims.contract.effect import Numbers, Ratio, Value
-from sinklab_claims.contract.trained import Checkpoint, TrainedModel, gives
-from sinklab_claims.numbers.attention import look, sinks
+from sinklab_claims.contract.claim import Part, Variant
+from sinklab_claims.contract.effect import Ratio
+from sinklab_claims.contract.trained import TrainedModel, gives
+from sinklab_claims.numbers.attention import sinks
 from sinklab_claims.numbers.losses import window
 from sinklab_claims.numbers.norms import norms
 from sinklab_claims.variants import Fields, has_sink, of_paper
 
 chen = of_paper("chen2026", "Chen et al. 2026 (arXiv 2603.17771)")
-
-# --- gradients ----------------------------------------------------------------------------------------------------------------
-
-TIMES = 2.0
-"""Times the mean of the others: what the first token gets beyond it is called gathered. Published is 40."""
-
-TEXTS, SEQ_LEN = 32, 64
-
-LESS = 1.25
-"""Least ratio that is called more than even."""
-
-GRADIENTS = (
-    Metric(
-        "token_gradient",
-        "ratio",
-        "Norm of the gradient of the loss with respect to the hidden state of the first token, over the mean norm of those of "
-        "later tokens; mean over the inputs of the layers but the first.",
-        paper="Chen et al. 2026 (arXiv 2603.17771)",
-    ),
-    Metric(
-        "key_gradient",
-        "ratio",
-        "Norm of the gradient of the loss with respect to the first key over the mean norm of those of later keys; of sums "
-        "over the key-value heads.",
-    ),
-    Metric(
-        "key_gradient_per_mass",
-        "ratio",
-        "key_gradient with each norm divided by the attention that the key receives from all queries together; of norms and "
-        "attention summed over the key-value heads.",
-    ),
-)
-
-
-def _outputs(modules: dict[str, nn.Module], forward: Callable[[], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """What a forward gives and, by name, what modules put out in it, with the graph behind it."""
-    outputs: dict[str, Tensor] = {}
-
-    def keep(name: str, output: Tensor | tuple[Tensor, ...]) -> None:
-        outputs[name] = output[0] if isinstance(output, tuple) else output
-
-    with contextlib.ExitStack() as stack:
-        for name, module in modules.items():
-            stack.callback(module.register_forward_hook(lambda _m, _a, output, name=name: keep(name, output)).remove)
-        return forward(), outputs
-
-
-def _key_maps(anatomy: Anatomy) -> dict[str, nn.Module]:
-    """The map to the keys of every attention module."""
-    maps = {}
-    for name, module in anatomy.attention.items():
-        found = [child for called, child in module.named_children() if called in ("k_proj", "key", "k")]
-        if not found:
-            raise DoesNotApply(f"{name} has no map for keys alone, so that their gradients are not seen apart")
-        maps[name] = found[0]
-    return maps
-
-
-def gradient_numbers(model: nn.Module, rows: Tensor, front: int) -> dict[str, float]:
-    """Ratios of gradients of the mean next-token loss, the first token to later ones; keys as their map gives them.
-
-    Args:
-        model: in evaluation mode.
-        rows: int64 ``(rows, seq_len)``, on the model's device.
-        front: learned tokens in front of every row, which are neither.
-    """
-    anatomy = Anatomy(model)
-    keys, layers = _key_maps(anatomy), dict(list(anatomy.layers.items())[:-1])
-    with torch.enable_grad():
-        logits, outputs = _outputs(keys | layers, lambda: model(input_ids=rows, use_cache=False).logits[:, -rows.shape[1] :])
-        loss = cross_entropies(logits, rows.roll(-1, dims=1))[:, :-1].mean()
-    found = dict(zip(outputs, torch.autograd.grad(loss, list(outputs.values())), strict=True))
-    received = AttentionReceived()
-    look(model, rows, (received,))
-    mass: dict[str, Tensor] = {}
-    for row in unpacked(received.rows()):
-        of_module = mass.setdefault(row["module"], torch.zeros(rows.shape[1] + front, dtype=torch.float64))
-        of_module[row["key_position"]] += row["value"] * row["count"]
-    norms, masses = (torch.zeros(rows.shape[1] + front, dtype=torch.float64) for _ in range(2))
-    for name in keys:
-        module = anatomy.attention[name]
-        head_dim = getattr(module, "head_dim", None) or getattr(module, "attention_head_size", 0)
-        norms += found[name].double().unflatten(-1, (-1, head_dim)).norm(dim=-1).mean(0).sum(1).cpu()
-        masses += mass[name]
-    tokens = [found[name].double().norm(dim=-1).mean(0) for name in layers]
-    numbers = {
-        "key_gradient": norms[front] / norms[front + 1 :].mean(),
-        "key_gradient_per_mass": norms[front] / masses[front] * masses[front + 1 :].sum() / norms[front + 1 :].sum(),
-    }
-    if tokens:
-        numbers["token_gradient"] = torch.stack([norm[front] / norm[front + 1 :].mean() for norm in tokens]).mean()
-    return {name: float(number) for name, number in numbers.items()}
-
-
-def of_checkpoint(checkpoint: Checkpoint) -> Numbers:
-    """Sinks and gradients of a model as it is. :data:`GRADIENTS`."""
-    rows = checkpoint.rows(TEXTS, SEQ_LEN)
-    return {BASELINE: sinks(checkpoint) | gradient_numbers(checkpoint.loaded.model, rows, checkpoint.front)}
-
-
-@claims.register("gradient_sinks")
-@chen
-def gradient_sinks() -> Fields:
-    """Gradients gather on the sink as attention goes to it, and its key gets less of them than others for the attention that it
-    receives.
-
-    A causal mask alone gives early keys more queries, so what a key gets is compared with what it receives. How gradients came
-    to gather takes a training, of which ``results/tiny.json`` and ``results/small-bos.json`` have some.
-    """
-    per_mass = Value("key_gradient_per_mass", BASELINE)
-    return dict(
-        published="The norm of the gradient at the first token over the mean of the others: a median of 40.3, and 5.6 where "
-        "the gradients of the value path are scaled down; nothing is said of keys.",
-        costs={},
-        bases=("no-bos",),
-        presupposes=(has_sink(),),
-        parts=(
-            Part("gradients gather on the first token", Value("token_gradient", BASELINE), more_than=TIMES),
-            Part("gradients gather on its keys", Value("key_gradient", BASELINE), more_than=TIMES),
-            Part("for the attention that it receives, its key gets less than others", per_mass, less_than=1 / LESS),
-        ),
-        checkpoint=OnCheckpoint(measure=of_checkpoint),
-    )
-
 
 # --- the order of onset -------------------------------------------------------------------------------------------------------
 

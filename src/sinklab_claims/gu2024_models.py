@@ -13,7 +13,7 @@ from sinklab.attention.session import attend
 from sinklab.corpora.samples import Samples
 from sinklab.errors import DoesNotApply
 from sinklab.probes.sink_rate import SinkRate
-from sinklab.registry import claims
+from sinklab.registry import claims, read_outs
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.progress import silent
 from sinklab.results.table import unpacked
@@ -26,6 +26,7 @@ from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Times, V
 from sinklab_claims.contract.effect import Difference, Numbers, Ratio, Value
 from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, TrainedModel, gives
 from sinklab_claims.numbers.attention import SAMPLES, look
+from sinklab_claims.numbers.norms import norms_by_layer
 from sinklab_claims.variants import (
     SINK,
     UNCHANGED,
@@ -52,6 +53,11 @@ PUBLISHED_NORMS = (
 )
 
 
+def norms_of_checkpoint(checkpoint: Checkpoint) -> Numbers:
+    """The numbers of the claim, and those of every layer by themselves."""
+    return {BASELINE: {**read_outs["sinks"](checkpoint), **read_outs["norms"](checkpoint)}, **norms_by_layer(checkpoint)}
+
+
 @claims.register("hidden_key_value_norms")
 @gu
 def hidden_key_value_norms() -> Fields:
@@ -63,8 +69,7 @@ def hidden_key_value_norms() -> Fields:
         where="section 3.1",
         published=PUBLISHED_NORMS,
         costs={},
-        checkpoint=OnCheckpoint(about="text"),
-        read_outs=("sinks", "norms"),
+        checkpoint=OnCheckpoint(measure=norms_of_checkpoint, about="text"),
         presupposes=(has_sink(),),
         parts=(
             has_massive(),

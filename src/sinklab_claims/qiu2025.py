@@ -22,27 +22,34 @@ def gate_positions() -> Fields:
     """A gate on head outputs that depends on the query takes most of the sink away, element-wise or head-wise; one that heads
     share, that does not depend on the input, or that cannot close leaves more of it.
 
-    The kinds of gates on head outputs; gates on queries, keys, values or behind the output map sinklab has not.
+    By the weight times the gate. The kinds of gates on head outputs; gates on queries, keys, values or behind the output map
+    sinklab has not.
     """
     shared = operation("gate, shared by heads", "gated", shared=True)
     independent = operation("gate, input-independent", "gated", input_dependent=False)
     squeezed = operation("gate, at least a half", "gated", floor=0.5)
 
-    def little_left(gate: Variant) -> Part:
-        return Part(f"{gate.label}: less than half is left", Ratio("first_attention", gate.label, BASELINE), less_than=HALF)
+    # What a head takes is its weight times the gate; the weight by itself, which the paper reports, stands beside it.
+    def little_left(gate: Variant, metric: str, beside: Part | None = None) -> Part:
+        less = Ratio(metric, gate.label, BASELINE)
+        return Part(f"{gate.label}: less than half is left", less, less_than=HALF, beside=beside)
 
-    def more_left(gate: Variant) -> Part:
-        more = Difference("first_attention", gate.label, ELEMENT_WISE.label)
-        return Part(f"{gate.label}: more is left than element-wise", more, more_than=WEIGHT)
+    def more_left(gate: Variant, metric: str, beside: Part | None = None) -> Part:
+        more = Difference(metric, gate.label, ELEMENT_WISE.label)
+        return Part(f"{gate.label}: more is left than element-wise", more, more_than=WEIGHT, beside=beside)
 
     return dict(
         where="Table 4",
         published="Mean weight on the first token: none 0.467, element-wise 0.048, head-wise 0.073, shared by heads 0.301, "
         "input-independent 0.364, squeezed to [0.5, 1] 0.451. Also, not tested: on values 0.297.",
         presupposes=(has_sink(),),
-        parts=(*map(little_left, (ELEMENT_WISE, HEAD_WISE)), *map(more_left, (shared, independent, squeezed))),
+        parts=tuple(
+            part(gate, "effective_first", part(gate, "first_attention"))
+            for part, gates in ((little_left, (ELEMENT_WISE, HEAD_WISE)), (more_left, (shared, independent, squeezed)))
+            for gate in gates
+        ),
         variants=(UNCHANGED, ELEMENT_WISE, HEAD_WISE, shared, independent, squeezed),
-        read_outs=("sinks",),
+        read_outs=("sinks", "effective"),
     )
 
 

@@ -43,7 +43,7 @@ METRICS = (
     Metric("control", "nats", "Change of the loss with as many other channels set to zero; absent where there are none."),
 )
 
-TEXTS = 32
+TEXTS, LENGTH = 32, 256
 SUN = (100.0, 1000.0)
 """Size, and times the median of its hidden state, above which the paper calls a value massive."""
 CRITERIA = (SUN, (0.0, 50.0))
@@ -75,7 +75,7 @@ def edited(trained: MeasuredModel) -> dict[str, float]:
 
 def _samples(trained: MeasuredModel) -> Samples:
     """Held-out rows; of a model that fills gaps, with gaps."""
-    groups, loaded = [("held-out", trained.rows(TEXTS))], trained.loaded
+    groups, loaded = [("held-out", trained.rows(TEXTS, LENGTH))], trained.loaded
     if is_causal_lm(loaded.model):
         return token_samples(groups)
     mask = None if loaded.tokenizer is None else loaded.tokenizer.mask_token_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sinklab.attention.call import LayerOutput
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.intervention import NEAR, Intervention
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
@@ -52,7 +53,7 @@ def edited(checkpoint: Checkpoint) -> Numbers:
         first, massive = FirstToken(checkpoint.front), MassiveActivation()
         with attend(model, (first, massive, *([] if watch is None else [watch])), edits):
             for part in batches(rows):
-                model(input_ids=part, use_cache=False)
+                model(**lean_arguments(model, {"input_ids": part}))
         ratios = [row["value"] for row in unpacked(massive.rows()) if row["metric"] == "max_to_median" and row["layer"] >= 0]
         return {"first_attention": first.whole(), "massive_ratio": max(ratios)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,9 @@ WEIGHT = 0.03
 
 A mean weight takes fewer trainings to compare than a rate, which counts the heads on one side of a threshold.
 """
+
+EVEN = sum(1 / seen for seen in range(1, 65)) / 64
+"""Mean weight on the first token of 64 where weights are even, 0.074; :data:`WEIGHT` above it there is a sink."""
 
 PLACES = {
     "sink_rate": " on the first token",
@@ -109,23 +113,28 @@ RATE_AT = ("sink_rate", "sink_rate_1", "sink_rate_2")
 
 
 def has_sink(label: str = BASELINE, metric: str = "sink_rate") -> Part:
-    """The sink rate of a variant is above :data:`SINK`."""
-    return Part(f"there is a sink{PLACES[metric]} with {label}", Value(metric, label), more_than=SINK)
+    """There is a sink with a variant, by the mean weight on the first token or, at another place, by the rate."""
+    return _sink(f"there is a sink{PLACES[metric]} with {label}", metric, label, 1)
 
 
 def has_no_sink(label: str, metric: str = "sink_rate") -> Part:
-    """The sink rate of a variant is below :data:`SINK`."""
-    return Part(f"there is no sink{PLACES[metric]} with {label}", Value(metric, label), less_than=SINK)
+    """There is none, likewise."""
+    return _sink(f"there is no sink{PLACES[metric]} with {label}", metric, label, -1)
+
+
+def _sink(says: str, metric: str, label: str, side: int) -> Part:
+    def beyond(bound: float) -> tuple[float, float]:
+        return (bound, math.inf) if side > 0 else (-math.inf, bound)
+
+    rate = Part(says, Value(metric, label), *beyond(SINK))
+    if metric != "sink_rate":
+        return rate
+    return Part(says, Value("first_attention", label), *beyond(EVEN + WEIGHT), beside=rate)
 
 
 def has_massive(label: str = BASELINE) -> Part:
     """The first token's hidden state is massive."""
     return Part(f"there are massive activations with {label}", Value("hidden_ratio", label), more_than=MASSIVE)
-
-
-def has_no_massive(label: str) -> Part:
-    """The first token's hidden state is as large as others."""
-    return Part(f"there are no massive activations with {label}", Value("hidden_ratio", label), less_than=MASSIVE)
 
 
 def without_bos_in_front(checkpoint: Checkpoint) -> str:

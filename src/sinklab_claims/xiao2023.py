@@ -24,7 +24,7 @@ from sinklab.streaming.reader import open_reader
 from sinklab.training.rows import limited_attention, token_losses
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part, Variant
 from sinklab_claims.contract.effect import Difference, Numbers, Ratio, Value
-from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, gives
+from sinklab_claims.contract.trained import Checkpoint, MeasuredModel, gives, once
 from sinklab_claims.numbers.attention import batches
 from sinklab_claims.variants import Fields, has_sink, of_paper
 
@@ -45,8 +45,12 @@ HAS_SINK = 0.1
 
 KEPT = (0, 1, 2, 4)
 TOKENS, LEAST_ROWS = 8_192, 8
-WINDOWS = 2_048
-"""Tokens at which the windows are encoded anew, about."""
+WINDOWS, FEW_WINDOWS = 2_048, 32
+"""Tokens at which the windows are encoded anew, about; of a large model as many windows, each for :data:`TOGETHER` tokens."""
+
+TOGETHER = 16
+"""Tokens of a large model for which one window is encoded anew: the first sees 8 tokens fewer than a window holds, the last
+7 more."""
 
 FIRST_TOKENS = (
     *(
@@ -62,7 +66,8 @@ FIRST_TOKENS = (
         "re_computation",
         "nats",
         "Held-out loss when that quarter is encoded anew for every token, with BOS in the place of its oldest token where "
-        "training puts one in front of every row, and learned tokens in front.",
+        "training puts one in front of every row, and learned tokens in front; of a checkpoint of more than 50 million "
+        "parameters for every sixteen tokens, which then see from 8 tokens fewer to 7 more.",
     ),
     Metric(
         "left_by_one",
@@ -74,6 +79,7 @@ FIRST_TOKENS = (
 
 
 @gives(*FIRST_TOKENS)
+@once
 @torch.no_grad()
 def first_tokens(trained: MeasuredModel) -> dict[str, float]:
     """Held-out losses under windows of a quarter of the context.
@@ -84,21 +90,31 @@ def first_tokens(trained: MeasuredModel) -> dict[str, float]:
     size = max(KEPT[-1] + 1, context // 4)
     rows = trained.rows(max(LEAST_ROWS, TOKENS // context), context)
     targets = context - size - 1
-    every = max(1, len(rows) * targets // WINDOWS)
+    group, most = (TOGETHER, FEW_WINDOWS) if trained.large else (1, WINDOWS)
+    every = max(1, len(rows) * targets // (group * most))
+    asked = torch.arange(targets // group)[::every, None] * group + torch.arange(group)
     losses_of: dict[str, list[Tensor]] = {}
     for part in rows.split(max(1, TOKENS // context)):
         for number in KEPT:
             with limited_attention(model, size - number, range(number)):
-                losses_of.setdefault(f"window_{number}", []).append(token_losses(model, part, after=size)[:, ::every].flatten())
-        # The window of the token at position t holds t - size … t - 1; the first of these tokens is size + 1.
-        windows = part.unfold(1, size + 1, 1)[:, 1::every].flatten(0, 1).clone()
+                losses = token_losses(model, part, after=size)[:, asked.flatten()]
+            losses_of.setdefault(f"window_{number}", []).append(losses.flatten())
+        windows = windows_before(part, size + 1, size, group)[:, ::every].flatten(0, 1).clone()
         if trained.every_row_has_bos:
             windows[:, 0] = part[0, 0]
-        losses = [token_losses(model, some, after=size - 1).flatten() for some in windows.split(max(1, TOKENS // size))]
-        losses_of.setdefault("re_computation", []).extend(losses)
+        after = windows.shape[1] - 1 - group
+        anew = [token_losses(model, some, after=after).flatten() for some in windows.split(max(1, TOKENS // size))]
+        losses_of.setdefault("re_computation", []).extend(anew)
     numbers = {name: float(torch.cat(parts).double().mean()) for name, parts in losses_of.items()}
     lost = numbers["window_0"] - numbers["window_4"]
     return numbers | ({"left_by_one": (numbers["window_1"] - numbers["window_4"]) / lost} if lost > MARGIN else {})
+
+
+def windows_before(rows: Tensor, first: int, held: int, group: int = 1) -> Tensor:
+    """Windows ``(rows, groups, tokens)`` whose last ``group`` tokens, from ``first`` on, are predicted from ``held`` tokens;
+    those of a group of several from ``group // 2`` fewer to as many more, less one."""
+    length = held + group - group // 2
+    return rows[:, first - (length - group) :].unfold(1, length, group)
 
 
 def window_fails(label: str, says: str) -> Part:
@@ -285,13 +301,17 @@ HELD = tuple(
 HOLDERS = tuple(metric.name for metric in HELD)
 
 CACHES = {"smaller cache": 92, "larger cache": 156}
-"""Recent tokens besides four sinks; both within the 256 tokens of the training."""
+"""Recent tokens besides four sinks; both within the 256 tokens of the training. For lines of 25 tokens: of shorter lines a
+cache is as much smaller."""
+
+LINE = 25
 
 LINES = (1, 3, 4, 7, 9)
 """How many lines of 25 tokens back the asked one is: 72 tokens; 122 and 147; 222 and 272. The first is in both caches, the
 next two are in the larger alone, and the last in neither. None lies where a cache would hold part of a line."""
 
-ROWS = 24
+ROWS, FEW_ROWS = 24, 4
+"""Streams; of a large model fewer."""
 
 KNOWS = 0.2
 """Share of digits from which a model counts as able to look up; chance is 0.1."""
@@ -305,23 +325,25 @@ def looked_up(checkpoint: Checkpoint) -> Numbers:
 
     Answers from lines of which a cache holds a part are left out.
     """
-    loaded, budget = checkpoint.loaded, max(CACHES.values()) + 4
+    loaded = checkpoint.loaded
+    line, bos = len(loaded.encoder.encode("line 417: REGISTER_CONTENT is 5802\n")), checkpoint.bos is not None
+    caches = {label: round(window * line / LINE) for label, window in CACHES.items()}
+    budget, rows = max(caches.values()) + 4, FEW_ROWS if checkpoint.large else ROWS
     if checkpoint.trained_on < budget:
         raise DoesNotApply(f"it was trained on {checkpoint.trained_on} tokens, and the larger cache holds {budget}")
-    line, bos = len(loaded.encoder.encode("line 417: REGISTER_CONTENT is 5802\n")), checkpoint.bos is not None
     try:
-        streams = [line_stream(loaded.encoder, back, budget=budget, rows=ROWS, seed=checkpoint.draw, bos=bos) for back in LINES]
+        streams = [line_stream(loaded.encoder, back, budget=budget, rows=rows, seed=checkpoint.draw, bos=bos) for back in LINES]
     except (ConfigurationError, InputError) as error:
         raise DoesNotApply(f"its tokenizer cannot write the task: {error}") from None
     numbers: dict[str, dict[str, float]] = {}
-    for label, window in CACHES.items():
+    for label, window in caches.items():
         reader = open_reader(loaded.model, {"name": "sink_window", "num_sinks": 4, "window": window})
         values_of: dict[str, list[float]] = {holders: [] for holders in HOLDERS}
         for tokens, questions, digits in streams:
             for question, found in zip(questions, right_digits(reader, tokens, questions, digits), strict=True):
-                in_part = any(size < question.distance < size + line for size in CACHES.values())
+                in_part = any(size < question.distance < size + line for size in caches.values())
                 if question.start > budget and not in_part:  # before, nothing has been evicted
-                    held = sum(question.distance <= size for size in CACHES.values())
+                    held = sum(question.distance <= size for size in caches.values())
                     values_of[HOLDERS[held]].append(float(found.mean()))
         if not all(values_of.values()):
             missing = " or ".join(holders for holders, values in values_of.items() if not values)

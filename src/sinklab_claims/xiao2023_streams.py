@@ -19,9 +19,9 @@ from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import BASELINE, OfCheckpoint, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Difference, Numbers, Rise
-from sinklab_claims.contract.trained import Checkpoint, Reads
+from sinklab_claims.contract.trained import FEW_STREAMS, LONG, Checkpoint, Reads, once
 from sinklab_claims.variants import Fields
-from sinklab_claims.xiao2023 import MARGIN, window_fails, xiao
+from sinklab_claims.xiao2023 import MARGIN, TOGETHER, window_fails, windows_before, xiao
 
 LAST = 128
 """Tokens at the end of every text at which re-computation, which reads a whole window for each, is compared."""
@@ -34,15 +34,23 @@ class LongTexts:
     """Long texts and the model that reads them.
 
     Attributes:
-        rows: int64 ``(texts, tokens)``, from random lines on, with BOS in front where the tokenizer puts one.
+        all_rows: int64 ``(texts, tokens)``, from random lines on, with BOS in front where the tokenizer puts one.
         bos: id of that token; ``None`` where there is none.
         trained: tokens of the context that the model was trained on.
+        large: whether fewer texts are read, and tokens are predicted anew sixteen at a time.
     """
 
     loaded: LoadedModel
-    rows: Tensor
+    all_rows: Tensor
     bos: int | None
     trained: int
+    large: bool = False
+    kept: dict[str, Tensor] = dataclasses.field(init=False, default_factory=dict)
+
+    @property
+    def rows(self) -> Tensor:
+        """The texts that are read under every policy."""
+        return self.all_rows[:FEW_STREAMS] if self.large else self.all_rows
 
     @property
     def budget(self) -> int:
@@ -53,14 +61,24 @@ class LongTexts:
     @property
     def last(self) -> slice:
         """The last tokens, at which windows are computed anew; of a larger cache fewer, since each window is dearer."""
-        return slice(-LAST, None, max(1, self.budget // 64) ** 2)
+        return slice(-LAST, None, 1 if self.large else max(1, self.budget // 64) ** 2)
 
     def losses(self, policy: Policy | dict[str, object] | str, rows: Tensor | None = None, first: int | None = None) -> Tensor:
-        """Loss in nats of the tokens from ``first`` on, by default of the second half of the text, ``(texts, tokens)``."""
+        """Loss in nats of the tokens from ``first`` on, by default of the second half of the text, ``(texts, tokens)``.
+
+        What is asked of the texts as they are is kept for the claims that ask it again.
+        """
+        key = f"{policy} {first}"
+        if rows is None and key in self.kept:
+            return self.kept[key]
+        own = rows is None
         rows = self.rows if rows is None else rows
         start = rows.shape[1] // 2 if first is None else first
         at_once = max(1, TOKENS_AT_ONCE // rows.shape[1])
-        return torch.cat([losses(self.loaded.model, part, policy, first=start) for part in rows.split(at_once)])
+        found = torch.cat([losses(self.loaded.model, part, policy, first=start) for part in rows.split(at_once)])
+        if own:
+            self.kept[key] = found
+        return found
 
     def recomputed(self) -> Tensor:
         """Loss of the :attr:`last` tokens if for each the budget and the query are encoded anew, ``(texts, tokens)``.
@@ -68,16 +86,22 @@ class LongTexts:
         Windows begin as texts do, with BOS, at the expense of the oldest token, where there is one: the model has hardly seen
         one that does not.
         """
-        windows = self.rows[:, -LAST - self.budget - 1 :].unfold(1, self.budget + 2, 1)[:, self.last].clone()
+        if "anew" in self.kept:
+            return self.kept["anew"]
+        group = TOGETHER if self.large else 1
+        every = slice(None) if self.large else self.last
+        windows = windows_before(self.rows, self.rows.shape[1] - LAST, self.budget + 1, group)[:, every].clone()
         if self.bos is not None:
             windows[..., 0] = self.bos
-        device, at_once = self.loaded.device, max(1, TOKENS_AT_ONCE // (self.budget + 2))
+        device, at_once = self.loaded.device, max(1, TOKENS_AT_ONCE // windows.shape[-1])
+        after = windows.shape[-1] - 1 - group
         with torch.no_grad():
             losses = [
-                token_losses(self.loaded.model, part.to(device), after=self.budget).cpu()
+                token_losses(self.loaded.model, part.to(device), after=after).cpu()
                 for part in windows.flatten(0, 1).split(at_once)
             ]
-        return torch.cat(losses).view(len(windows), -1)
+        self.kept["anew"] = torch.cat(losses).view(len(windows), -1)
+        return self.kept["anew"]
 
 
 def keep(num_sinks: int, held: int, **settings: object) -> dict[str, object]:
@@ -85,10 +109,17 @@ def keep(num_sinks: int, held: int, **settings: object) -> dict[str, object]:
     return {"name": "sink_window", "num_sinks": num_sinks, "window": held - num_sinks, **settings}
 
 
+@once
+def long_texts(checkpoint: Checkpoint) -> LongTexts:
+    """The long texts of a checkpoint; the same ones, and their losses, for every claim that reads alike."""
+    return LongTexts(checkpoint.loaded, checkpoint.streams(), checkpoint.bos, checkpoint.trained_on, checkpoint.large)
+
+
 def texts_of(checkpoint: Checkpoint, reads: Reads = "long") -> LongTexts:
-    """The long texts of a checkpoint; the same ones for every claim that reads alike."""
-    rows = checkpoint.streams(past_training=reads != "long")
-    return LongTexts(checkpoint.loaded, rows, checkpoint.bos, checkpoint.trained_on)
+    """Those texts, or longer ones than the training."""
+    texts = long_texts(checkpoint)
+    past = reads != "long" and texts.all_rows.shape[1] < LONG * texts.trained
+    return dataclasses.replace(texts, all_rows=checkpoint.streams(past_training=True)) if past else texts
 
 
 def on_checkpoint(numbers: Callable[[LongTexts], Numbers], reads: Reads = "long") -> OfCheckpoint:
@@ -121,8 +152,9 @@ LAST_LOSS = Metric("last_loss", "nats", "Loss of the last tokens, at which re-co
 
 def past_the_context(texts: LongTexts) -> Numbers:
     """Losses of the second half, and of the last tokens, where re-computation is taken too."""
+    dense = {"dense": texts.losses("full")} if texts.rows.shape[1] > texts.trained else {}  # within the training it cannot fail
     loss = {
-        "dense": texts.losses("full"),
+        **dense,
         "no sinks": texts.losses(keep(0, texts.budget)),
         "four sinks": texts.losses(keep(4, texts.budget)),
     }
@@ -138,6 +170,7 @@ def long_streams() -> Fields:
     """On texts longer than the training, dense attention and a window without the first tokens lose the thread, and a window of
     the same size with four first tokens is as good as re-computing the window.
 
+    Dense attention is judged where the texts are longer than the training; of a model that was trained on more they are not.
     Four sinks against everything else in Figure 1, at a cache of a quarter of the trained context. What is claimed of
     re-computation, which costs a window for every token, is that it is not missed: sinks may be better.
     """
@@ -151,7 +184,7 @@ def long_streams() -> Fields:
             Part("a window without sinks fails", Difference("loss", "no sinks", "four sinks"), more_than=MARGIN),
             Part("four sinks are no worse than re-computation", as_good, less_than=MARGIN),
         ),
-        **about_long_texts(past_the_context, "past the training"),
+        **about_long_texts(past_the_context),
     )
 
 
@@ -230,8 +263,8 @@ PARTS = {"an eighth": 8, "a quarter": 4, "half": 2, "the whole": 1}
 
 
 def by_size(texts: LongTexts) -> Numbers:
-    """Losses of the second half with four sinks; cache and query together fill the part of the context."""
-    sizes = {label: texts.trained // divisor - 1 for label, divisor in PARTS.items()}
+    """Losses of the second half with four sinks; cache and query together fill the part of the context, or of the text."""
+    sizes = {label: min(texts.trained, texts.rows.shape[1]) // divisor - 1 for label, divisor in PARTS.items()}
     return {label: {"loss": float(texts.losses(keep(4, size)).mean())} for label, size in sizes.items()}
 
 
@@ -241,8 +274,9 @@ def cache_size_not_monotone() -> Fields:
     """A larger cache does not always lower the loss: there are models for which a step from an eighth of the trained context to
     all of it raises it.
 
-    The largest cache stays inside the trained context, so that what is found is not a failure of positions. A model for which
-    every step lowers the loss is no evidence against it, nor are several of one recipe.
+    Of a context longer than the texts the parts are those of a text. The largest cache stays inside the trained context, so
+    that what is found is not a failure of positions. A model for which every step lowers the loss is no evidence against it,
+    nor are several of one recipe.
     """
     # In three of the four published models the loss rises by 0.040 to 0.055 from half of the context to the whole.
     worse = Part("a larger cache is worse", Rise("loss", tuple(PARTS)), more_than=0.02, of_some=True)
@@ -252,7 +286,7 @@ def cache_size_not_monotone() -> Fields:
         "12.84, 12.34, 12.84; MPT-7B 14.12, 14.25, 14.33, 14.99; Pythia-12B 13.17, 12.52, 12.08, 12.09; Llama-2-7B 9.73, 9.32, "
         "9.08, 9.59.",
         parts=(worse,),
-        **about_long_texts(by_size, "past the training"),
+        **about_long_texts(by_size),
     )
 
 
@@ -264,9 +298,11 @@ def late_in_a_stream(texts: LongTexts) -> Numbers:
 
     They are those that a full cache has the context of, and from half of it on. Read by itself a text has lost nothing then. In
     a stream all before it has come and gone many times over, and what it sees beside itself are the first tokens of another.
-    The texts are joined in one order and in the reverse, behind a first one, and those of the second half are taken.
+    The texts are joined in one order and in the reverse, behind a first one, and those of the second half are taken; for a
+    large model in one order, of the beginnings of half of the texts, twice as long as the cache.
     """
-    first, others = texts.rows[:1], texts.rows[1:]
+    rows = texts.all_rows[::2, : 2 * texts.budget] if texts.large else texts.all_rows  # a text's end is not asked about
+    first, others = rows[:1], rows[1:]
     front, (number, length) = int(texts.bos is not None), others.shape
     tokens = slice(texts.budget // 2, texts.budget)
     late = number - number // 2
@@ -276,8 +312,9 @@ def late_in_a_stream(texts: LongTexts) -> Numbers:
 
     start, stop = front + tokens.start, front + tokens.stop
     fresh = texts.losses("full", others[:, :stop], first=start)
-    found: dict[str, list[Tensor]] = {FRESH: [fresh[late:], fresh.flip(0)[late:]], SINKS: [], BARE: []}
-    for order in (others, others.flip(0)):
+    found: dict[str, list[Tensor]] = {FRESH: [], SINKS: [], BARE: []}
+    for order, alone in ((others, fresh), (others.flip(0), fresh.flip(0)))[: 1 if texts.large else 2]:
+        found[FRESH].append(alone[late:])
         stream = torch.cat((first, order[:, front:].reshape(1, -1)), dim=1)
         for label, sinks in ((SINKS, 4), (BARE, 0)):
             found[label].append(of_text(texts.losses(keep(sinks, texts.budget), stream, first=length)))
@@ -290,7 +327,8 @@ def stable_over_long_texts() -> Fields:
     """With four sinks and positions inside the cache a token costs no more late in a long stream than at the start of a text,
     where nothing has left the cache; without the sinks it costs more.
 
-    The stream is 64 times as long as the training, or as the cache; the published one a thousand times. That a token costs the
+    The stream is 64 times as long as the training, or as the cache (of a large model 16 times); the published one a thousand
+    times. That a token costs the
     same wherever it stands in a stream follows from how far layers of windows reach, so it is compared with the same token at
     the start of its text.
     """
@@ -342,8 +380,7 @@ def position_inside_the_cache() -> Fields:
 
 def of_long_texts(texts: LongTexts) -> Numbers:
     """Losses of the last tokens under the names of :data:`FIRST_TOKENS`, in windows that begin as texts do."""
-    first = texts.rows.shape[1] - LAST
-    last = {sinks: texts.losses(keep(sinks, texts.budget), first=first)[:, texts.last] for sinks in (0, 4)}
+    last = {sinks: texts.losses(keep(sinks, texts.budget))[:, texts.last] for sinks in (0, 4)}
     numbers = {f"window_{sinks}": float(losses.mean()) for sinks, losses in last.items()}
     return {BASELINE: {**numbers, "re_computation": float(texts.recomputed().mean())}}
 

@@ -10,13 +10,14 @@ from torch import Tensor
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, weights_of_keys
 from sinklab.attention.probe import Watcher
+from sinklab.attention.session import attend
 from sinklab.registry import claims
 from sinklab.results.metric import FRACTION, Metric
 from sinklab.training.rows import token_losses
 from sinklab_claims.contract.claim import BASELINE, OnCheckpoint, Part
 from sinklab_claims.contract.effect import Difference, Value
 from sinklab_claims.contract.trained import MeasuredModel, gives
-from sinklab_claims.numbers.attention import batches, first_rows, look
+from sinklab_claims.numbers.attention import batches, first_rows
 from sinklab_claims.variants import Fields, has_sink, of_paper, without_bos_in_front
 
 yona = of_paper("yona2025", "Yona et al. 2025 (arXiv 2503.08908)")
@@ -103,9 +104,9 @@ def false_sinks(trained: MeasuredModel) -> dict[str, float]:
     shares, losses = {}, {}
     for kind, texts in _put_in(trained, rows, start).items():
         watcher = Behind(trained.front, start, COUNT)
-        look(model, texts, (watcher,))
+        with attend(model, (watcher,)):
+            behind = torch.cat([token_losses(model, part, after=start + COUNT) for part in batches(texts)])
         shares[kind] = watcher.shares()
-        behind = torch.cat([token_losses(model, part, after=start + COUNT) for part in batches(texts)])
         losses[kind] = float(behind.double().mean())
     strongest = int(shares["text"][:, 0].argmax())
     numbers = {}

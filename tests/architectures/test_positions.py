@@ -191,12 +191,28 @@ def test_blocks_of_a_model_are_no_tokens() -> None:
     ids = torch.randint(2, VOCAB, (4, 32), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         weights = model(input_ids=ids, use_cache=False, output_attentions=True).attentions
-        with attend(model, [SinkRate(threshold=0.3)]) as session:
+        blocks: dict[str, torch.Tensor] = {}
+        for name in over_depth(model):  # plain code: the weights of the module, from what it is given
+
+            def keep(module: torch.nn.Module, given: tuple[torch.Tensor, ...], _: object, name: str = name) -> None:
+                states = module.norm(torch.cat([given[0], given[1][:, :, None]], 2).float())
+                queries = module.query.float().view(-1, states.shape[-1])
+                blocks[name] = torch.einsum("qh,blkh->blqk", queries, states).mul(states.shape[-1] ** -0.5).softmax(-1)
+
+            model.get_submodule(name).register_forward_hook(keep)
+        with attend(model, [SinkRate(threshold=0.3), AttentionReceived()]) as session:
             model(input_ids=ids, use_cache=False)
     expected = [100 * (layer[..., 0].mean(-1) > 0.3).double().mean().item() for layer in weights]
     table = session.table()
     found = table[(table.metric == "gu2024") & (table.key_position == 0) & table.module.notna()]
     assert found.groupby("module", sort=False).value.mean().tolist() == pytest.approx(expected)
+    depth = table[(table.part == "depth") & table.module.notna()]
+    for name, weights in blocks.items():
+        for metric, values in (("depth_weight", weights), ("depth_rate", 100.0 * (weights > 0.3))):
+            rows = depth[(depth.module == name) & (depth.metric == metric)]
+            assert rows.value.tolist() == pytest.approx(values.double().mean((0, 1)).flatten().tolist(), rel=1e-5), name
+    assert table[table.part.notna()].metric.isin(["depth_weight", "depth_rate"]).all()
+    assert len(table[(table.part == "depth") & table.module.isna()]) == 2 * max(one.shape[-1] for one in blocks.values())
     assert len(over_depth(model)) == 8  # in front of every sublayer but the first, and of the head
     assert not looks_ahead(model)
 
@@ -213,6 +229,13 @@ def test_a_head_whose_weights_are_used_twice_is_counted_once() -> None:
     found = table[(table.metric == "mean_weight") & (table.key_position == 0) & table["head"].notna()]
     assert (found["count"] == 2 * LENGTH).all()
     assert found.value.tolist() == pytest.approx(weights[..., 0].double().mean((1, 3)).flatten().tolist(), rel=1e-5)
+    # Plain code, from the definition of the paper: the first half of the heads less lambda times the second.
+    for layer, whole in zip(model.model.layers, weights.double(), strict=True):
+        own = layer.self_attn
+        factor = torch.exp(own.lambda_q1 @ own.lambda_k1) - torch.exp(own.lambda_q2 @ own.lambda_k2) + own.lambda_init
+        effective = (whole[:, :2] - factor.double() * whole[:, 2:])[..., 0].mean((0, 2)).tolist()
+        pairs = table[(table.metric == "difference_weight") & (table.key_position == 0)]
+        assert pairs[pairs.layer == own.layer_idx].value.tolist() == pytest.approx(effective, rel=1e-4)
 
 
 @pytest.mark.skipif(not hasattr(transformers, "DeepseekV4ForCausalLM"), reason="transformers has no DeepSeek V4 yet")

@@ -292,11 +292,14 @@ def test_an_audit_says_its_tier_everywhere(checkpoints, tmp_path, capsys):
     )
     result.show()
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"tier {TIER}; not measured: head_output, key_norm, outliers, query_key_angle, score_gap, value_norm" in shown
+    assert (
+        f"tier {TIER}; not measured: head_output, key_norm, max_logit, outliers, query_key_angle, score_gap, value_norm"
+        in shown
+    )
     summary = result.summary
     assert summary["tier"] == result.record["model"]["tier"] == TIER
     assert set(summary["not_measured"]) == {
-        "head_output", "key_norm", "outliers", "query_key_angle", "score_gap", "value_norm",
+        "head_output", "key_norm", "max_logit", "outliers", "query_key_angle", "score_gap", "value_norm",
     }  # fmt: skip
     assert summary["off_seam_modules"] == []
     assert "outputs of heads" in summary["certificate"]["refused"]

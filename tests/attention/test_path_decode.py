@@ -71,7 +71,9 @@ def test_who_takes_it():
     assert taken()
     assert taken(Sigmoid())
     assert not taken(kv_heads=4)  # nothing is repeated, and the stock kernel is as fast on what the core keeps in its cache
-    assert taken(kv_heads=4, kv_len=2**21 // (2 * 4 * 16 * 4))
+    assert taken(kv_heads=4, kv_len=2**20 // (2 * 4 * 16 * 4))
+    queries, keys, _ = tensors()
+    assert choose(Softmax(), Inputs(queries, keys, keys, None, False, 0.25)) == "flash"  # which repeats nothing either
     assert not taken(kv_len=8)
     assert not taken(dtype=torch.float16)
     assert not taken(softcap=30.0)

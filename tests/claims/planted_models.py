@@ -23,7 +23,16 @@ def read_like(model: SinkLM, rows: torch.Tensor, **fields) -> SimpleNamespace:
         loaded=SimpleNamespace(model=model, device=torch.device("cpu")),
         config=SimpleNamespace(model=model.config.architecture, data=SimpleNamespace(held_out_rows=len(rows))),
         rows=lambda samples=100, seq_len=None: rows[:samples, :seq_len],
-        **{"front": 0, "bos": 0, "draw": 0, "text_ids": IDS, "context": 64, "every_row_has_bos": False, **fields},
+        **{
+            "front": 0,
+            "bos": 0,
+            "draw": 0,
+            "text_ids": IDS,
+            "context": 64,
+            "every_row_has_bos": False,
+            "large": False,
+            **fields,
+        },
     )
 
 

@@ -63,24 +63,93 @@ def test_the_rule_at_its_edges(part: Part, middle: float, verdict: str) -> None:
     assert judge_part(part, seeds(middle - 1.0, middle, middle + 1.0)).verdict == verdict
 
 
-def test_all_parts_must_hold_and_one_may_fail_it() -> None:
-    high = seeds(9.0, 10.0, 11.0)
-    assert judge([MORE], [], high).verdict == "reproduced"
-    assert judge([MORE, LESS], [], high).verdict == "not reproduced"
-    unsure = Part("it is twelve", Value("loss", "a"), more_than=10.0)
-    judgement = judge([MORE, unsure], [], high)
+THERE = Part("there is a sink", Value("sink_rate", "b"), more_than=5.0)
+CARRIES = Part("there is one", Value("first_attention", "b"), more_than=0.1, beside=THERE)
+HALVES = Part("it halves", Ratio("loss", "a", "b"), less_than=0.5)
+FALLS = Part("it falls", Difference("loss", "a", "b"), less_than=-1.0)
+
+
+def planted(value: float, rate: float = 40.0, weight: float = 0.3, spread: float = 0.01) -> dict[int, dict]:
+    """Eight seeds whose loss is ``value`` beside 1 in a baseline with such a sink."""
+    return {
+        at: {
+            "a": {"loss": value + spread * at},
+            "b": {"loss": 1.0, "sink_rate": rate + at / 10, "first_attention": weight + at / 1e3},
+        }
+        for at in range(8)
+    }
+
+
+@pytest.mark.parametrize(
+    ("parts", "premise", "numbers", "verdict", "reason"),
+    [
+        ([MORE], [THERE], planted(9.0), "reproduced", ""),
+        ([MORE, LESS], [THERE], planted(9.0), "in part", "'it stays small': not reproduced"),
+        ([MORE], [THERE], planted(0.97), "inconclusive", "'it rises': the interval"),
+        ([LESS, BETWEEN], [THERE], planted(9.0), "not reproduced", ""),
+        ([MORE], [THERE], planted(0.2), "not reproduced", ""),
+        ([MORE], [THERE], planted(0.2, rate=11.0), "absent at this scale", ""),
+        ([MORE], [CARRIES], planted(0.2, rate=11.0), "absent at this scale", ""),  # weak by the rate that stands beside
+        ([MORE], [THERE], planted(-9.0, rate=11.0), "not reproduced", ""),  # as much the other way round
+        ([LESS], [THERE], planted(9.0, rate=11.0), "not reproduced", ""),  # something where nothing is claimed
+        ([HALVES], [THERE], planted(0.9, rate=11.0), "absent at this scale", ""),
+        ([HALVES], [THERE], planted(3.0, rate=11.0), "not reproduced", ""),
+        ([FALLS], [THERE], planted(0.9, rate=11.0), "absent at this scale", ""),
+        ([FALLS], [THERE], planted(5.0, rate=11.0), "not reproduced", ""),
+        ([FALLS, BETWEEN], [THERE], planted(0.5, rate=11.0), "in part", "'it falls': absent at this scale"),
+        ([MORE], [THERE], planted(9.0, rate=1.0), "not tested at this scale", "presupposes that there is a sink"),
+        ([MORE], [], seeds(9.0, 9.1), "inconclusive", "'it rises': 2 seeds; a verdict needs 3"),
+    ],
+)  # fmt: skip
+def test_every_verdict_of_what_is_planted(parts, premise, numbers, verdict, reason) -> None:
+    judgement = judge(parts, premise, numbers)
+    assert judgement.verdict == verdict
+    assert judgement.reason.startswith(reason)
+
+
+def test_a_rate_beside_a_mean_weight_is_shown_and_not_counted() -> None:
+    """The mean weight says that there is a sink, of which the rate shows nothing."""
+    judgement = judge([CARRIES], [], planted(9.0, rate=0.5))
+    assert judgement.verdict == "reproduced"
+    assert [(of.verdict, of.secondary) for of in judgement.findings] == [("reproduced", False), ("not reproduced", True)]
+
+
+def test_one_part_of_many_that_is_outside_by_chance_is_open() -> None:
+    """Its interval lies outside at 95 %, and not at the 99.6 % that Holm's first step of twelve parts asks for."""
+    by_chance = seeds(*(1.0 - 0.1 * (2.6 / math.sqrt(8)) + 0.1 * z for z in (-1.53, -0.9, -0.45, -0.14, 0.14, 0.45, 0.9, 1.53)))
+    assert judge([MORE], [], by_chance).verdict == "not reproduced"
+    judgement = judge([MORE, *[HALVES] * 11], [], by_chance)
     assert judgement.verdict == "inconclusive"
-    assert judgement.reason == "'it is twelve': the interval over seeds, 7.52 to 12.5, reaches over the bound"
+    assert judgement.reason.endswith("lies outside, but not at Holm's level over the parts")
 
 
-def test_what_is_presupposed_is_judged_like_a_part() -> None:
-    there = Part("there is a sink", Value("sink_rate", "a"), more_than=5.0)
-    assert judge([MORE], [there], seeds(15.0, 15.1, 15.2)).verdict == "reproduced"
-    judgement = judge([MORE], [there], seeds(1.5, 2.0, 2.5))
-    assert judgement.verdict == "not tested at this scale"
-    assert judgement.reason == "presupposes that there is a sink: sink_rate of a is 2 percent, and would have to be more than 5"
-    lost = judge([MORE], [Part("b is there", Value("sink_rate", "b"), more_than=5.0)], seeds(9.0, 10.0, 11.0))
-    assert lost.reason.startswith("presupposes that b is there: sink_rate of b could not be measured")
+@pytest.mark.parametrize("shift", [0.0, 0.5, -0.5])
+def test_errors_on_planted_truth(shift: float) -> None:
+    """Twelve effects at their bounds, which is the worst of each truth, in 150 claims of eight trainings; 5 % is nominal.
+
+    Without Holm's correction a part of twelve would lie outside in 26 % of claims of which all hold.
+    """
+    generator, labels = random.Random(1), [f"v{at}" for at in range(12)]
+    parts = [Part("it rises", Value("loss", label), more_than=1.0) for label in labels]
+    verdicts, refuted = [], 0
+    for _ in range(150):
+        numbers = {seed: {label: {"loss": generator.gauss(1.0 + shift, 0.3)} for label in labels} for seed in range(8)}
+        found = judge(parts, [], numbers)
+        verdicts.append(found.verdict)
+        refuted += any(finding.verdict == "not reproduced" for finding in found.findings)
+    if shift >= 0:
+        assert refuted <= 9  # 2.5 % of 150 are 3.75, and 9 or fewer come of it in 99 %
+    if shift <= 0:
+        assert verdicts.count("reproduced") == 0
+    assert (verdicts.count("in part") + verdicts.count("reproduced") == 150) == (shift > 0)
+    assert (verdicts.count("not reproduced") >= 145) == (shift < 0)
+
+
+def test_why_a_claim_is_not_tested() -> None:
+    reason = "presupposes that there is a sink: sink_rate of b is 1.35 percent, and would have to be more than 5"
+    assert judge([MORE], [THERE], planted(9.0, rate=1.0)).reason == reason
+    lost = judge([MORE], [Part("c is there", Value("sink_rate", "c"), more_than=5.0)], seeds(9.0, 10.0, 11.0))
+    assert lost.reason.startswith("presupposes that c is there: sink_rate of c could not be measured")
 
 
 def diverged(*values: float) -> dict[int, dict[str, dict[str, float]]]:
@@ -149,16 +218,18 @@ def test_a_count_and_a_difference_of_counts_have_an_exact_interval() -> None:
     assert judge_part(more, diverged(*[1] * 8)).verdict == "reproduced"
 
 
-def test_trainings_that_are_all_alike_show_no_spread() -> None:
+def test_trainings_that_are_all_alike_show_no_spread_but_at_an_end() -> None:
     none = Part("no sink is left", Value("sink_rate", "a"), less_than=2.0)
-    judgement = judge([none], [], seeds(0.0, 0.0, 0.0))
-    assert judgement.verdict == "inconclusive"
+    assert judge([none], [], seeds(0.0, 0.0, 0.0)).verdict == "reproduced"
+    assert judge([THERE], [], {at: {"b": {"sink_rate": 0.0}} for at in range(3)}).verdict == "not reproduced"
+    assert judge([none], [], seeds(0.0, 0.0)).verdict == "inconclusive"
+    judgement = judge([none], [], seeds(1.0, 1.0, 1.0))
     assert judgement.reason == (
         "'no sink is left': 3 seeds show no spread to take an interval from; 6 or more would do without"
     )
-    assert judge([none], [], seeds(*[0.0] * 5)).verdict == "inconclusive"
-    assert judge([none], [], seeds(*[0.0] * 6)).verdict == "reproduced"
-    assert judge_model([none], [], seeds(0.0, 0.0, 0.0)).verdict == "reproduced"  # draws of texts for one model
+    assert judge([LESS], [], seeds(0.0, 0.0, 0.0)).verdict == "inconclusive"  # of a loss 0 is no end
+    assert judge([none], [], seeds(*[1.0] * 6)).verdict == "reproduced"
+    assert judge_model([none], [], seeds(1.0, 1.0, 1.0)).verdict == "reproduced"  # draws of texts for one model
 
 
 def test_what_is_proved_holds_in_every_seed_or_is_refuted() -> None:

@@ -22,7 +22,7 @@ from sinklab.streaming.perplexity import losses
 from sinklab.training.rows import token_losses
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.reproduce.store import claim_called
-from sinklab_claims.xiao2023 import CACHES, LINES, Shares, first_tokens, freed, line_stream
+from sinklab_claims.xiao2023 import CACHES, LINES, TOGETHER, Shares, first_tokens, freed, line_stream
 from sinklab_claims.xiao2023_streams import LAST, late_in_a_stream, texts_of
 
 # --- texts that a trained model reads -----------------------------------------------------------------------------------------
@@ -76,6 +76,19 @@ def test_recomputation_is_that_of_the_policy(few):
     assert texts.recomputed()[1, -1].item() == pytest.approx(alone.item(), abs=1e-3)
 
 
+def test_windows_of_a_large_model_are_begun_anew_for_sixteen_tokens_at_a_time(few):
+    """Of each group the tokens see what a text of their own has, eight fewer than a window to seven more."""
+    texts = dataclasses.replace(draw(0), large=True, bos=None)
+    found = texts.recomputed().view(len(texts.rows), -1, TOGETHER)
+    assert found[0].numel() == LAST
+    for group, column in ((0, 0), (-1, TOGETHER - 1)):
+        last = texts.rows.shape[1] - LAST + (group % found.shape[1]) * TOGETHER + column
+        seen = texts.budget + 1 - TOGETHER // 2 + column
+        with torch.no_grad():
+            alone = token_losses(texts.loaded.model, texts.rows[:1, last - seen : last + 1], after=seen - 1)
+        assert found[0, group, column].item() == pytest.approx(alone.item(), abs=1e-3)
+
+
 @pytest.fixture(scope="module")
 def foreign():
     """A random model of another architecture with the embedded model's tokenizer."""
@@ -101,7 +114,7 @@ def test_what_is_measured_is_what_is_judged(foreign, few, name):
 def test_tokens_late_in_a_stream_are_those_at_the_start_of_texts(bos, number):
     """With the token itself for its loss, and no two texts alike, the means agree only if the tokens do."""
     rows = torch.arange(number)[:, None] * 1000 + torch.arange(256)
-    texts = SimpleNamespace(rows=rows, bos=bos, budget=16)
+    texts = SimpleNamespace(all_rows=rows, bos=bos, budget=16, large=False)
     read = []
 
     def losses(policy, rows, first):

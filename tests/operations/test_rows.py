@@ -258,15 +258,16 @@ def test_powers_sum_to_one_at_any_size_of_the_scores(sigmoid):
         torch.testing.assert_close((weights**3).sum(-1), torch.ones(2, 3, 5, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
-# --- scaled_softmax ----------------------------------------------------------------------------------------------------------
+# --- constant gains ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_softmax_with_the_output_map_times_alpha():
+@pytest.mark.parametrize(("scaled", "plain"), [(ScaledSoftmax(alpha=0.05), Softmax()), (Sigmoid(scale=0.05), Sigmoid())])
+def test_it_is_the_plain_operation_with_the_output_map_scaled(scaled, plain):
     queries, keys, values = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
-    outputs, weights = ScaledSoftmax(alpha=0.05).head_outputs(queries, keys, values, None, 0.5)
-    plain, same = Softmax().head_outputs(queries, keys, values, None, 0.5)
+    outputs, weights = scaled.head_outputs(queries, keys, values, None, 0.5)
+    expected, same = plain.head_outputs(queries, keys, values, None, 0.5)
     assert torch.equal(weights, same)
-    assert torch.equal(outputs, plain * 0.05)  # in float64: alpha was not rounded on the way
+    assert torch.equal(outputs, expected * 0.05)  # in float64: the factor was not rounded on the way
 
 
 def test_alpha_is_measured_as_the_gain():

@@ -57,10 +57,10 @@ SETTINGS = [
     Relu(power=0.5),
     Relu(power=0.0),
     ScaledSoftmax(alpha=2.0),
-    Sigmoid(bias=-2.0),
+    Sigmoid(bias=-2.0, scale=0.25),
     Sigmoid(length_bias=True, bias=0.5),
     Sigmoid(normalize=True),
-    Sigmoid(bias=1, normalize=True),
+    Sigmoid(bias=1, normalize=True, scale=3.0),
     SinkLogit(initial=-3.0),
     SinkToken(count=2),
     Softpick(),
@@ -78,7 +78,7 @@ def test_records_by_hand():
     assert Softmax().to_dict() == {"name": "softmax"}
     assert operations.make({}) == Softmax()
     assert operations.make({"name": "softmax_plus_one"}) == SoftmaxPlusOne()
-    assert Sigmoid(bias=-2.5).to_dict() == {"name": "sigmoid", "bias": -2.5, "length_bias": False, "normalize": False}
+    assert operations.make({"name": "sigmoid", "bias": -2.5}).to_dict()["scale"] == 1.0  # as saved before there was a scale
     assert operations.make({"name": "clipped_softmax", "alpha": 2}) == ClippedSoftmax(alpha=2)
     assert SinkToken(count=3).tokens_in_front == 3
     assert Softpick().normalized
@@ -113,7 +113,8 @@ REFUSED = [
     ("relu", {"normalize": True, "uncounted": 1}, "leave them out"),
     ("relu", {"normalize": True, "power": 0.5}, "leave them out"),
     ("relu", {"uncounted": 1, "power": 0.0}, "leave it out"),
-    *(("scaled_softmax", {"alpha": alpha}, "positive number") for alpha in (0.0, -1.0, math.nan, math.inf)),
+    *(("scaled_softmax", {"alpha": number}, "positive number") for number in (0.0, -1.0, math.nan, math.inf)),
+    *(("sigmoid", {"scale": number}, "positive number") for number in (0.0, -1.0, math.nan, math.inf)),
     ("sigmoid", {"bias": math.inf}, "expected a finite number"),
     ("sink_logit", {"initial": math.inf}, "must be a finite score"),
     ("sink_logit", {"initial": math.nan}, "must be a finite score"),

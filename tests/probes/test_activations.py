@@ -110,18 +110,6 @@ def test_against_scipy_per_document_and_for_the_whole_model():
     assert found["layer_kurtosis", None, None, None][0] == pytest.approx(kurtosis, rel=1e-5)
 
 
-def test_layout_does_not_matter():
-    torch.manual_seed(2)
-    first, second = torch.randn(1, 3, 4) ** 3, torch.randn(1, 5, 4) ** 3
-    alone = show_layers(Outliers(), layer_output(first), layer_output(second))
-    packed = show_layers(Outliers(), layer_output(torch.cat((first, second), 1), lengths=[[3, 5]]))
-    padded = torch.full((2, 6, 4), 1e6)
-    padded[0, 3:], padded[1, 1:] = first[0], second[0]
-    batch = show_layers(Outliers(), layer_output(padded, lengths=[[3], [5]], left=True))
-    for probe in (packed, batch):
-        assert_same(values_of(probe), values_of(alone), rel=1e-9)
-
-
 @pytest.mark.parametrize("offset", [100.0, 1000.0, 1e4])
 def test_a_mean_far_from_zero_costs_no_digits(offset):
     torch.manual_seed(4)
@@ -178,20 +166,6 @@ def test_hidden_norm_of_three_tokens_by_hand():
     assert found["first_to_rest_ratio", "layers.0", None, None] == (pytest.approx(5 / 1.5), 1)
 
 
-def test_hidden_norm_does_not_mind_the_layout():
-    torch.manual_seed(0)
-    first, second = torch.randn(1, 3, 4), torch.randn(1, 5, 4)
-    alone = show_layers(HiddenNorm(), layer_output(first), layer_output(second))
-    padded = torch.full((2, 6, 4), 99.0)
-    padded[0, 3:], padded[1, 1:] = first[0], second[0]
-    batch = show_layers(HiddenNorm(), layer_output(padded, lengths=[[3], [5]], left=True))
-    packed = show_layers(HiddenNorm(), layer_output(torch.cat((first, second), 1), lengths=[[3, 5]]))
-    steps = [layer_output(second[:, n : n + 1], start=n) for n in range(5)]
-    cached = show_layers(HiddenNorm(), layer_output(first), *steps)
-    for probe in (batch, packed, cached):
-        assert_same(values_of(probe), values_of(alone), rel=1e-6)
-
-
 def test_attention_outputs_are_not_hidden_states():
     assert not values_of(show_layers(HiddenNorm(), layer_output(torch.ones(1, 2, 2), kind="attention")))
 
@@ -208,21 +182,6 @@ def test_cache_norms_by_hand_per_key_value_head(probe_class):
     assert found == {
         (name, MODULE, head, position): (factor * (3.0 * head + position + 1), 1) for head in range(2) for position in range(3)
     }
-
-
-@pytest.mark.parametrize("probe_class", [KeyNorm, ValueNorm])
-def test_padding_and_packing(probe_class):
-    torch.manual_seed(1)
-    keys, values = torch.randn(2, 2, 7, 4), torch.randn(2, 2, 7, 3)
-    queries = torch.zeros(2, 2, 7, 4)
-    alone = show(
-        probe_class(),
-        make_call(queries[:1, :, :4], keys[:1, :, 3:], values[:1, :, 3:]),
-        make_call(queries[:1, :, :2], keys[1:, :, 2:4], values[1:, :, 2:4]),
-        make_call(queries[:1, :, :3], keys[1:, :, 4:], values[1:, :, 4:]),
-    )
-    together = show(probe_class(), make_call(queries, keys, values, lengths=[[4], [2, 3]], left=True))
-    assert_same(values_of(together), values_of(alone), rel=1e-6)
 
 
 @pytest.mark.parametrize("probe_class", [KeyNorm, ValueNorm])

@@ -17,6 +17,7 @@ from sinklab.probes.entropy import Entropy
 from sinklab.probes.head_output import HeadOutput
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.key_norm import KeyNorm
+from sinklab.probes.max_logit import MaxLogit
 from sinklab.probes.null_mass import NullMass
 from sinklab.probes.outliers import Outliers
 from sinklab.probes.query_key_angle import QueryKeyAngle
@@ -26,7 +27,7 @@ from sinklab.probes.value_norm import ValueNorm
 from sinklab.testing import tiny_models
 
 SEQUENTIAL = [
-    AttentionReceived, NullMass, Entropy, HiddenNorm, KeyNorm, ValueNorm, QueryKeyAngle, ScoreGap, HeadOutput,
+    AttentionReceived, NullMass, Entropy, HiddenNorm, KeyNorm, ValueNorm, QueryKeyAngle, ScoreGap, HeadOutput, MaxLogit,
 ]  # fmt: skip
 
 

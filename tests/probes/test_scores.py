@@ -8,6 +8,7 @@ from dense_oracle import assert_same, dense_weights, make_call, show, values_of
 
 from sinklab.attention.visibility import Causal, Keys, Window
 from sinklab.probes import _shared
+from sinklab.probes.max_logit import MaxLogit
 from sinklab.probes.query_key_angle import QueryKeyAngle
 from sinklab.probes.score_gap import ScoreGap
 from sinklab.registry import operations
@@ -134,6 +135,13 @@ def test_gap_against_all_pairs(options, sharpness, sink_position):
     call = make_call(torch.randn(2, 4, 9, 4) * sharpness, torch.randn(2, 2, 9, 4) * sharpness, **options)
     found = values_of(show(ScoreGap(sink_position=sink_position), call))
     scores, visible, weights = dense_weights(call)
+    shown, counted = values_of(show(MaxLogit(), call)), call.counted[:, None, :, None]
+    expected = scores.masked_fill(~(visible & counted), -math.inf).amax((0, 2, 3)).tolist()
+    assert [shown["max_logit", MODULE, head, None][0] for head in range(4)] == pytest.approx(expected, abs=2e-5)
+    assert shown["max_logit", None, None, None] == (
+        max(shown["max_logit", MODULE, head, None][0] for head in range(4)),
+        4 * int(counted.sum()),
+    )
     for head in range(4):
         lists: dict[str, list[float]] = {
             "sink_score": [],

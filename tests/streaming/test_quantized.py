@@ -1,10 +1,11 @@
-"""A ring in int8 or int4: what comes back, which tokens stay whole, what it costs, and that a model hardly notices."""
+"""A ring in eight or four bits: what comes back, which tokens stay whole, what it costs, and that a model hardly notices."""
 
 import pytest
 import torch
 from tests.architectures.zoo import ZOO, build
 
 from sinklab.errors import ConfigurationError
+from sinklab.models.float_grids import FORMATS
 from sinklab.streaming.cache import SinkCache
 from sinklab.streaming.quantized import GROUP
 from sinklab.streaming.state import load_state, save_state
@@ -12,7 +13,9 @@ from sinklab.streaming.state import load_state, save_state
 TOKENS = torch.randint(4, 40, (2, 96), generator=torch.Generator().manual_seed(0))
 SIZES = {"num_sinks": 2, "window": 31, "chunk": 16}
 """A ring of 32 slots in four groups of 8. Of a chunk longer than the ring, the last group holds tokens of two laps, whole."""
-KINDS = ("int8", "int4")
+INTEGERS = ("int8", "int4")
+FLOATS = ("fp8", "fp8b", "mxfp4", "nvfp4")
+KINDS = (*INTEGERS, *FLOATS)
 
 
 def model_of(dtype: torch.dtype = torch.float32):
@@ -42,10 +45,10 @@ def steps_of(layer, values, side):
     groups = values.unflatten(2, (-1, layer.group))
     axis = 3 if side == "key" else 4
     low, high = groups.amin(dim=axis, keepdim=True).clamp(max=0), groups.amax(dim=axis, keepdim=True).clamp(min=0)
-    return (((high - low) / (2**layer.bits - 1)) / 2).expand_as(groups).flatten(2, 3)
+    return (((high - low) / (2**layer.kind.bits - 1)) / 2).expand_as(groups).flatten(2, 3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INTEGERS)
 @pytest.mark.parametrize("way", [read, read_singly])
 def test_a_token_comes_back_within_half_a_step_of_its_grid_and_the_newest_as_they_are(way, kind):
     model = model_of()
@@ -69,6 +72,23 @@ def test_a_token_comes_back_within_half_a_step_of_its_grid_and_the_newest_as_the
         assert off[:, :, 2:][:, :, full].max() > 0.5 * half[:, :, full].max()
 
 
+@pytest.mark.parametrize("kind", FLOATS)
+def test_a_token_comes_back_as_the_format_has_it(kind):
+    """Groups that are full are those of the exact cache on the format, a head's group as the whole; see test_float_grids."""
+    model = model_of()
+    exact, rounded = SinkCache(model, **SIZES), SinkCache(model, **SIZES, quantized=kind)
+    read_singly(model, exact, TOKENS[:, :88])
+    read_singly(model, rounded, TOKENS[:, :88])
+    one, two = exact.layers[0], rounded.layers[0]
+    for whole, back in zip((one.keys, one.values), held(two), strict=True):
+        ring = whole[:, :, 2:].unflatten(2, (4, 8))
+        expected = FORMATS[kind](ring, ring.abs().amax((-1, -2), keepdim=True)).flatten(2, 3)
+        full = torch.tensor([slot for slot in range(32) if slot < 16 or slot >= 24])
+        torch.testing.assert_close(back[:, :, 2:][:, :, full], expected[:, :, full])
+        assert torch.equal(back[:, :, 2 + 16 : 2 + 22], whole[:, :, 2 + 16 : 2 + 22])
+        assert not torch.equal(expected[:, :, full], whole[:, :, 2:][:, :, full])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_token_at_a_time_or_in_chunks_is_the_same_up_to_what_a_chunk_sees_whole(kind):
     model = model_of()
@@ -81,7 +101,9 @@ def test_one_token_at_a_time_or_in_chunks_is_the_same_up_to_what_a_chunk_sees_wh
         torch.testing.assert_close(one, two, rtol=2**-10, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "most"), [("int8", 0.02), ("int4", 0.3)])
+@pytest.mark.parametrize(
+    ("kind", "most"), [("int8", 0.02), ("int4", 0.3), ("fp8", 0.2), ("fp8b", 0.2), ("mxfp4", 0.6), ("nvfp4", 0.5)]
+)
 @pytest.mark.parametrize("way", [read, read_singly])
 def test_logits_hardly_move(way, kind, most):
     model = model_of()
@@ -105,7 +127,7 @@ def test_a_padded_row_is_the_row_alone(kind):
         torch.testing.assert_close(one[:1], two, rtol=2**-10, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INTEGERS)
 def test_a_rollback_goes_on_as_if_the_tokens_had_never_been(kind):
     model = model_of()
     back, straight = (SinkCache(model, **SIZES, quantized=kind) for _ in range(2))
@@ -169,5 +191,8 @@ def test_a_large_ring_has_groups_of_64_and_a_small_one_has_four():
 
 def test_what_cannot_be_quantised_is_refused_in_a_line():
     for wrong in ("int3", True, 8):
-        with pytest.raises(ConfigurationError, match=rf"`quantized` {wrong!r} is none of int8, int4; None keeps the dtype"):
+        with pytest.raises(
+            ConfigurationError,
+            match=rf"`quantized` {wrong!r} is none of int8, int4, fp8, fp8b, mxfp4, nvfp4; None keeps the dtype",
+        ):
             SinkCache(model_of(), **SIZES, quantized=wrong)

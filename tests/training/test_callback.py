@@ -321,7 +321,7 @@ def test_rows_go_to_the_file_and_a_resumed_training_keeps_them(tmp_path):
     assert set(table["corpus"]) == {"fixed"}
     assert set(table["model"]) == {"LlamaForCausalLM"}
     assert set(table["operation"]) == {"softmax"}
-    assert set(table["probe"]) == {"entropy", "hidden_norm", "massive_activation", "sink_rate", "sink_readout"}
+    assert set(table["probe"]) == {"entropy", "hidden_norm", "massive_activation", "max_logit", "sink_rate", "sink_readout"}
     positions = table.loc[table["layer"].notna() & table["key_position"].notna(), "key_position"]
     assert positions.max() < FIRST_POSITIONS
     assert set(table.loc[(table["metric"] == "gu2024") & table["layer"].isna(), "key_position"]) == set(range(24))

@@ -183,7 +183,7 @@ class Anatomy:
 def on_seam_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Qualified name to module, for every module whose forward looks its attention function up in the table.
 
-    Attention over depth, whose keys are earlier blocks and not tokens (Inkling 2), is left out: see :func:`over_depth`.
+    Attention over depth, whose keys are earlier blocks and not tokens (Inkling 2), is none of them: see :func:`over_depth`.
     """
     return {name: module for name, module in named_modules(model) if _uses_table(type(module)) and _makes_keys(module)}
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from sinklab.attention.operation import Operation, repeat_groups
 from sinklab.attention.visibility import Visibility
 
-Part: TypeAlias = Literal["", "encoder", "decoder", "cross-attention"]
-"""Which attention of an encoder–decoder: of the source, of the target, of the target on the source; empty in other models."""
+Part: TypeAlias = Literal["", "encoder", "decoder", "cross-attention", "depth"]
+"""Which attention of an encoder–decoder: of the source, of the target, of the target on the source; of any model that over its
+own earlier blocks; empty elsewhere."""
 
 PARTS: tuple[Part, ...] = ("encoder", "decoder", "cross-attention")
 """The attention of an encoder–decoder, in the order in which it is reported: always apart, since their keys differ."""
@@ -96,6 +97,8 @@ class AttentionCall:
             and not of several residual streams.
         projection: weight of the output projection ``(hidden_size, num_heads * value_dim)``; only when a probe needs it.
         heads: numbers that its heads have in the module, where it was cut down to some; ``None`` for all of them in order.
+        subtracted: factor λ with which the module subtracts the second half of the heads from the first behind the call
+            (differential attention); ``None`` where it does not.
         has_scores: whether :meth:`scores` are scores; false where only weights are known (:mod:`sinklab.attention.returned`).
     """
 
@@ -124,6 +127,7 @@ class AttentionCall:
     residual: Tensor | None = None
     projection: Tensor | None = None
     heads: tuple[int, ...] | None = None
+    subtracted: float | None = None
     has_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

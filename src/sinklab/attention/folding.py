@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache
 
 from sinklab.attention.operation import HeadShape, Inputs, Operation, OperationState
@@ -229,8 +230,12 @@ def attend(
         UnsupportedModelError: keys that are zero could not be told from others, since the module does not mark them.
     """
     shape = state.shape
+    short = path == "auto" and not need_weights and _short_step(inputs)
     if shape.folded == ():
-        return compute(operation, inputs, path, need_weights=need_weights)
+        if not short:
+            return compute(operation, inputs, path, need_weights=need_weights)
+        queries, keys, values = inputs.queries, inputs.keys, inputs.values
+        return scaled_dot_product_attention(queries, keys, values, scale=inputs.scaling, enable_gqa=True), None
     if not shape.keys_from:
         raise UnsupportedModelError(
             "operation 'folded_sink' was attached without saying where keys are made; fold a model with sinklab.fold_sinks"
@@ -246,13 +251,36 @@ def attend(
         rest, _ = compute(operation, _from_second(inputs, queries=True), path)
         return torch.cat((own.transpose(1, 2), rest.transpose(1, 2)), dim=1).transpose(1, 2), None  # copied once, as it goes on
     if plain and inputs.q_len == 1 and inputs.queries.device.type == "cpu" and sinks is None:
-        first = [bool(one.any()) for one in inputs.keys[:, 0, 0]]  # false for rows that begin with a folded sink
+        first = inputs.keys[:, 0, 0].any(-1).tolist()  # false for rows that begin with a folded sink
+        if short and not any(first):
+            return _step_behind_sink(inputs), None
         if all(first) or not any(first):
             return compute(operation, inputs if first[0] else _from_second(inputs, queries=False), path)
     rule = Hidden(hidden_keys(inputs.keys, shape), sinks)
     visible, seen = inputs.mask(), rule.block(0, inputs.q_len, 0, inputs.kv_len)
     inputs = dataclasses.replace(inputs, visible=seen if visible is None else visible & seen, causal=False)
     return compute(operation, inputs, path, need_weights=need_weights)
+
+
+def _short_step(inputs: Inputs) -> bool:
+    """Whether the call is a step of decoding without gradients on a CPU, in float32, with nothing but keys and values: such a
+    step is so short that the choice among paths would be a tenth of it."""
+    queries, values = inputs.queries, inputs.values
+    plain = inputs.q_len == 1 and inputs.visible is None and inputs.plain_scores() is None and queries.device.type == "cpu"
+    alike = queries.dtype == values.dtype == torch.float32 and queries.shape[3] == values.shape[3]
+    return plain and alike and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+
+
+def _step_behind_sink(inputs: Inputs) -> Tensor:
+    """A short step with the null score in the place of the first key; as in :mod:`sinklab.attention.paths.flash`."""
+    state, (batch, heads, _, size) = inputs.state, inputs.queries.shape
+    outputs, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        inputs.queries, inputs.keys[:, :, 1:], inputs.values[:, :, 1:], scale=inputs.scaling
+    )
+    null_scores = (state["unrotated"] * state["key"][:, None]).sum(-1).add(state["constant"][:, None])
+    groups = (batch, inputs.keys.shape[1], -1)
+    null_mass = torch.sigmoid(null_scores - log_sum).view(*groups, 1)
+    return torch.lerp(outputs.view(*groups, size), state["value"][:, None], null_mass).view(batch, heads, 1, size)
 
 
 def _from_second(inputs: Inputs, *, queries: bool) -> Inputs:

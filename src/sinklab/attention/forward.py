@@ -341,5 +341,16 @@ def describe_call(
             forward.source_tokens(keys.positions) if site.kind == "cross" else forward.key_tokens(keys.positions, q_len)
         ),
         front=forward.front if site.kind == "self" else 0,
+        subtracted=_subtracted(module),
         cached_keys=known_before if site.kind == "self" else kv_len if decoded else 0,
     )
+
+
+def _subtracted(module: nn.Module) -> float | None:
+    """λ of differential attention from its learned vectors (Ye et al. 2024, arXiv 2410.05258); ``None`` of another module."""
+    names = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init")
+    if not all(hasattr(module, name) for name in names):
+        return None
+    *vectors, start = (getattr(module, name) for name in names)
+    products = [torch.exp((query * key).sum(dtype=torch.float32)) for query, key in (vectors[:2], vectors[2:])]
+    return float(products[0] - products[1]) + float(start)

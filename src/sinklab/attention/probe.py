@@ -26,6 +26,8 @@ NEEDS: dict[str, str] = {
     "vectors": "call.queries, call.keys and call.values; they are NaN where only weights are known, so say that you read them",
     "hidden_states": "update_layer is called with the output of every layer and, first, with the embeddings",
     "attention_outputs": "update_layer is called with the output of every attention module",
+    "depth": "update is also called with attention over the model's own blocks, of site.part 'depth': a token is a sample, a "
+    "learned query a head, a block a key",
     "gated_heads": "update_layer is called with the heads behind a gate of the model's own, of modules that have one",
 }
 """What a probe may ask for; what no probe of a session asks for is never computed."""
@@ -157,6 +159,8 @@ class Means:
         """One row per metric, module and coordinate with at least one observation."""
         for (metric, _, _), cell in self._cells.items():
             coordinates: Coordinates = {"module": cell.site.module, "layer": cell.site.layer}
+            if cell.site.part:
+                coordinates["part"] = cell.site.part
             yield from _rows(metric, cell, self.axes, coordinates)
 
     def pooled(self) -> Iterator[Row]:

@@ -12,19 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.anatomy import Anatomy, off_seam_modules, require_module
-from sinklab.attention.call import AttentionCall, LayerOutput, Statistics
+from sinklab.attention.anatomy import Anatomy, off_seam_modules, over_depth, require_module
+from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
 from sinklab.attention.editing import Editing
 from sinklab.attention.forward import describe_call
 from sinklab.attention.hooks import ModelHooks
 from sinklab.attention.intervention import Intervention, described
 from sinklab.attention.maps import AttentionMaps, Decoder, token_text
-from sinklab.attention.modules import has_all_heads, out_of_torch
+from sinklab.attention.modules import has_all_heads, out_of_torch, submodule
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe, named_twice
 from sinklab.attention.statistics.columns import LogSumExpCapture, column_statistics
 from sinklab.attention.verify import verify_call, verify_statistics
+from sinklab.attention.visibility import Everything
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
 from sinklab.results.blocks import counted, front_names
 from sinklab.results.progress import warn
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from sinklab.report.heads import HeadView, Shown
 
-STATISTICS_NEEDS = frozenset(NEEDS) - {"head_outputs", "hidden_states", "attention_outputs", "gated_heads", "vectors"}
+STATISTICS_NEEDS = frozenset(NEEDS) - {"depth", "head_outputs", "hidden_states", "attention_outputs", "gated_heads", "vectors"}
 
 
 @contextlib.contextmanager
@@ -124,6 +125,8 @@ class Session:
         self._editing = Editing(self.interventions, self._anatomy)
         self._needs = frozenset().union(*(probe.needs for probe in self.probes)) if self.probes else frozenset()
         self._statistics_needs = self._needs & STATISTICS_NEEDS
+        depth = enumerate(over_depth(model) if "depth" in self._needs else ())
+        self._depth = {id(submodule(model, name)): Site(name, layer, "depth", part="depth") for layer, name in depth}
         self._longest = 0
         self._operations: set[Operation] = set()
         self._noted: set[str] = set()
@@ -258,7 +261,7 @@ class Session:
 
     def owns(self, module: nn.Module) -> bool:
         """Whether the module is one of this model's attention modules."""
-        return id(module) in self._anatomy.names
+        return id(module) in self._anatomy.names or id(module) in self._depth
 
     @property
     def running(self) -> bool:
@@ -274,6 +277,10 @@ class Session:
         **kwargs: Unpack[host_arguments.Keywords],
     ) -> seam.Attended:  # fmt: skip
         """Run the model's own function, then reduce what it did to statistics and show them to the probes."""
+        if id(module) in self._depth:
+            result = native(module, query, key, value, attention_mask, **kwargs)
+            self._show_depth(native, module, (query, key, value, result[0]), kwargs["scaling"])
+            return result
         name = self._anatomy.names[id(module)]
         _require_numbers(name, query)
         unknown = host_arguments.unknown_keywords(kwargs)
@@ -320,7 +327,7 @@ class Session:
                 # DiffLlama: the same weights, of other values. Half of its heads are subtracted from the others behind them.
                 self._note_once(
                     f"{type(module).__name__} uses the weights of its heads twice, and may subtract some heads from others; "
-                    "each head is counted once and by itself"
+                    "each head is counted once and by itself, and their difference is the metric difference_weight"
                 )
             elif self.probes:
                 needs = self._statistics_needs
@@ -329,6 +336,30 @@ class Session:
                     verify_statistics(call, statistics)
                 self._show_call(call, statistics)
         return result
+
+    @torch.no_grad()
+    def _show_depth(self, native: seam.Native, module: nn.Module, tensors: tuple[Tensor, ...], scaling: float | None) -> None:
+        """Show attention over blocks, ``(batch, tokens, queries or blocks, hidden_size)``: each token is a text of blocks."""
+        query, key, value, outputs = (tensor.detach() for tensor in tensors)
+        (batch, tokens, heads, _), blocks, device = query.shape, key.shape[2], query.device
+        query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))
+        alone = torch.zeros(batch * tokens, 1, dtype=torch.int64, device=device)
+        padding = self._hooks.now.counted(batch, tokens, device).positions.reshape(-1, 1) < 0
+        places = torch.arange(blocks, device=device).expand(batch * tokens, -1)
+        call = AttentionCall(
+            self._depth[id(module)], query[:, :, None], key[:, None], value[:, None],
+            query.shape[-1] ** -0.5 if scaling is None else scaling, Everything(device),
+            seam.operation_of(module, native),
+            query_positions=alone.masked_fill(padding, -1), key_positions=places,
+            query_documents=alone.masked_fill(padding, -1), key_documents=alone.expand(-1, blocks),
+            head_outputs=outputs.transpose(1, 2).reshape(batch * tokens, 1, heads, -1),
+        )  # fmt: skip
+        if self.verify:
+            self._record_check(*verify_call(call))
+        statistics = column_statistics(call, frozenset({"columns"}))
+        for probe in self.probes:
+            if "depth" in probe.needs:
+                probe.update(call, statistics)
 
     def _note_once(self, text: str) -> None:
         if text not in self._noted:

@@ -106,6 +106,11 @@ def read_gguf(path: Path) -> Gguf:
     if (parts := said.get("split.count", 0)) > 1:
         raise InputError(f"{path} is one of {parts} parts; join them with: llama-gguf-split --merge FIRST_PART OUT.gguf")
     architecture = said.get("general.architecture")
+    if architecture is None:
+        raise InputError(
+            f"{path} names no architecture, so nothing says how to load it; where transformers can (from_pretrained with "
+            "gguf_file=…), convert it with save_pretrained and give that directory"
+        )
     if architecture not in MODEL_ARCH_NAMES.values():
         raise UnsupportedModelError(f"{path} is of architecture {architecture!r}, which the package gguf does not know")
     scaling = said.get(f"{architecture}.rope.scaling.type", "none")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
+from sinklab.models.float_grids import FloatInputs, FloatWeights
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,9 +104,9 @@ def weight_codes(weight: Tensor, bits: int) -> WeightCodes:
 class LinearSetting:
     """How a linear map is to be computed."""
 
-    weights: WeightCodes | None  # None for weights as they are
+    weights: WeightCodes | FloatWeights | None  # None for weights as they are
     inputs: (
-        Grid | int | None
+        Grid | FloatInputs | int | None
     )  # one grid for all; bits for symmetric grids of each token's own range; None for inputs as they are
     positions: Tensor | None = None  # int64, of tokens (the second of three axes) that are computed whole, as they are
     channels: Tensor | None = None  # int64, of inputs that are left out of the grid and multiplied as they are
@@ -155,9 +156,11 @@ class QuantizedLinear(nn.Module):
         """Inputs times weights without what stays whole, float32 ``(rows, out_features)``."""
         if setting.channels is not None:
             rows = rows.index_fill(1, setting.channels, 0.0)  # 0 is on every grid
-        if (coded := inputs_on_grid(rows, setting.inputs)) is not None:
+        if isinstance(setting.inputs, FloatInputs):
+            rows = setting.inputs(rows)
+        elif (coded := inputs_on_grid(rows, setting.inputs)) is not None:
             codes, grid = coded
-            if setting.weights is not None and setting.integer:
+            if isinstance(setting.weights, WeightCodes) and setting.integer:
                 return integer_product(codes, grid, setting.weights, self.name)
             rows = grid.widened(codes)
         return nn.functional.linear(rows, self.matrix if setting.weights is None else setting.weights.widened())
@@ -174,8 +177,10 @@ class QuantizedLinear(nn.Module):
             ConfigurationError: this device has no products of int8.
         """
         rows = hidden_states.reshape(-1, self.in_features)
+        if isinstance(setting.inputs, FloatInputs) or not isinstance(setting.weights, WeightCodes):
+            return 0.0
         coded = inputs_on_grid(rows, setting.inputs)
-        if coded is None or setting.weights is None:
+        if coded is None:
             return 0.0
         codes, grid = coded
         compared = slice(None, None, max(1, len(rows) // CHECKED))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sinklab.attention.operation import Operation
+from sinklab.attention.operation import Operation, State
 from sinklab.attention.paths.row_kernel import LOG2E, RowKernel, Rows, visible_count
 from sinklab.operations.softmax import Softmax
 from sinklab.registry import operations
@@ -19,7 +19,9 @@ from sinklab.registry import operations
 @operations.register("sigmoid")
 @dataclass(frozen=True, kw_only=True)
 class Sigmoid(Operation):
-    """``weights = sigmoid(scores + bias)`` where visible, else 0; in (0, 1), and rows sum to one only with ``normalize``.
+    """``outputs = scale · weights · values``, ``weights = sigmoid(scores + bias)`` where visible, else 0.
+
+    Weights are in (0, 1), and rows sum to one only with ``normalize``; ``scale`` is reported as the gain, not in the weights.
 
     Gu et al. 2024 (arXiv 2410.10781) use no bias, and find that the sink goes without normalisation and stays with it.
     Ramapuram et al. 2024 (arXiv 2409.04431) add ``-log(n)`` for a sequence of n tokens, so that the mass of a row starts near
@@ -30,14 +32,19 @@ class Sigmoid(Operation):
         length_bias: also add ``-log(n)`` with n the number of keys that the query sees, which blocks, caches and padding leave
             alone; for the constant of a fixed context set ``bias`` to ``-log(context)`` instead.
         normalize: divide each row by its sum.
+        scale: positive constant on the head outputs, without unit. It is the same function as an output map that starts at
+            ``scale`` times its size, with another learning rate of that map. Without a bias every key starts with a half, so
+            ``2/context`` starts rows of a full context with a mass of one.
     """
 
     bias: float = 0.0
     length_bias: bool = False
     normalize: bool = False
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         self.require(math.isfinite(self.bias), f"bias is {self.bias}; expected a finite number")
+        self.require(math.isfinite(self.scale) and self.scale > 0, f"scale = {self.scale} must be a positive number")
 
     @property
     def normalized(self) -> bool:  # type: ignore[override]
@@ -53,6 +60,10 @@ class Sigmoid(Operation):
             return Softmax().weights(functional.logsigmoid(scores), visible)
         weights = torch.sigmoid(scores)
         return weights if visible is None else weights.masked_fill(~visible, 0.0)
+
+    def gain(self, state: State) -> Tensor | None:
+        # Without dimensions, a tensor of the CPU multiplies one of any device, and nothing is copied.
+        return None if self.scale == 1.0 else torch.tensor(self.scale, dtype=torch.float64, device="cpu")
 
     def log_similarity(self, scores: Tensor, counts: Tensor) -> Tensor:
         scores = scores + self.bias

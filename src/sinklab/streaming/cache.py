@@ -42,7 +42,7 @@ from sinklab.streaming.limits import (
     require_integers,
     warn_of_length,
 )
-from sinklab.streaming.quantized import make_layers, read_bits
+from sinklab.streaming.quantized import make_layers, read_kind
 from sinklab.streaming.step import StaticStep, Step
 from sinklab.streaming.table import RecurrentTable, SlotTable, WindowedTable
 from sinklab.streaming.traits import has_states, tokens_in_front
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class PolicyCache(Cache, Planner):
-    """The cache of a policy, for one model; pass it as ``past_key_values``.
+    """The cache of a policy, for one model; pass it as ``cache`` (before transformers 5.24 ``past_key_values``).
 
     One forward may hold one token or many, a prompt longer than the cache included: it is processed in chunks, and the
     result does not depend on their size. Rows of a batch may be padded on either side, given a 2-D ``attention_mask``; each is
@@ -66,7 +66,8 @@ class PolicyCache(Cache, Planner):
         rebase_at: positions are counted from the oldest token held as soon as they would reach this. By default 2,048, or
             twice what the policy holds and a chunk, 32,768 for keys of 16 bits and for integers; less where the model's
             frequencies change with the position or come from a table.
-        quantized: ``"int8"`` or ``"int4"``: keep keys and values that are neither pinned nor among the newest as integers; see
+        quantized: ``"int8"``, ``"int4"``, ``"fp8"``, ``"fp8b"``, ``"mxfp4"`` or ``"nvfp4"``: how keys and values are kept that
+            are neither pinned nor among the newest; see
             :class:`~sinklab.streaming.quantized.QuantizedLayer`.
         rollback: hold so many tokens beyond the policy's window, which no query sees, so that :meth:`crop` can take back as
             many of the newest: at least the candidates of a step of assisted decoding.
@@ -106,7 +107,7 @@ class PolicyCache(Cache, Planner):
             require_integers(policy)
         super().__init__(layers=[])
         self.policy, self.rollback = policy, rollback
-        self.chunk, self.rebase_at, self.quantized, self._bits = chunk, rebase_at, quantized, read_bits(quantized)
+        self.chunk, self.rebase_at, self.quantized, self._kind = chunk, rebase_at, quantized, read_kind(quantized)
         self.static = False
         self._table: SlotTable | None = None
         self._static: StaticStep | None = None
@@ -165,12 +166,12 @@ class PolicyCache(Cache, Planner):
         self._front = tokens_in_front(model)
         policy = hosted(self.policy, front=self._front, rollback=self.rollback)
         rotations, self.chunk, self.rebase_at = fit_limits(
-            model, policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._bits is not None
+            model, policy, chunk=self.chunk, rebase_at=self.rebase_at, integers=self._kind is not None
         )
         self._table = table = self._table_of(model, policy)
         if table.in_cache and not isinstance(table, WindowedTable):
             self._apart = SinksApart(model, table, len(rotations.layers))
-        self.layers = make_layers(model, table, rotations, self._bits)
+        self.layers = make_layers(model, table, rotations, self._kind)
 
     def _table_of(self, model: PreTrainedModel, policy: SlotPolicy) -> SlotTable:
         """The table of a model's layers of attention, of the kind that its other layers and its windows ask for."""
@@ -483,7 +484,7 @@ class PolicyCache(Cache, Planner):
 class SinkCache(PolicyCache):
     """The sinks and the last ``window`` tokens: the cache of :class:`~sinklab.policies.sink_window.SinkWindow`.
 
-    ``model.generate(**inputs, past_key_values=SinkCache(num_sinks=4, window=1020))`` is StreamingLLM (arXiv 2309.17453) with
+    ``model.generate(**inputs, cache=SinkCache(num_sinks=4, window=1020))`` is StreamingLLM (arXiv 2309.17453) with
     4+1020 tokens. Other arguments and errors are those of :class:`PolicyCache`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Quantised layers: the ring of a cache in int8 or int4, its sinks and newest tokens whole; and the kind each layer has."""
+"""Quantised layers: a cache ring in eight or four bits, its sinks and newest tokens whole; and the kind each layer has."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
+from sinklab.models.float_grids import FORMATS, FloatFormat
 from sinklab.models.integer_linear import affine_grid
 from sinklab.results.environment import require_memory
 from sinklab.streaming.layer import HybridLayer, LatentLayer, RecurrentLayer, SlotLayer
@@ -17,21 +18,92 @@ from sinklab.streaming.step import Step
 from sinklab.streaming.table import SlotTable, WindowedTable
 from sinklab.streaming.traits import KeyRotations, Rotation, hybrid_layers, keyless_layers
 
-BITS: dict[str, int] = {"int8": 8, "int4": 4}
-"""What ``quantized`` may be, and how many bits a number then takes."""
-
 GROUP = 64
 """Most slots that share the grid of a channel of the keys; a ring of fewer than four times as many has smaller groups."""
 
 Side = Literal["key", "value"]
 SIDES: tuple[Side, Side] = ("key", "value")
+PARTS = ("codes", "scales", "zeros")
 
 
-def read_bits(quantized: str | None) -> int | None:
-    """Bits of a number of the ring; ``None`` for one that is not quantised."""
-    if quantized is not None and (not isinstance(quantized, str) or quantized not in BITS):
-        raise ConfigurationError(f"`quantized` {quantized!r} is none of {', '.join(BITS)}; None keeps the dtype of the model")
-    return None if quantized is None else BITS[quantized]
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Codes, scales and zeros (of floats, scales of the whole), ``(batch, num_kv_heads, groups, …)`` each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Integers:
+    """Codes of integers: a grid of keys belongs to one channel of a group of slots, and a grid of values to one token."""
+
+    name: str
+    bits: int
+
+    def require(self, size: int, what: str) -> None:
+        """Refuse heads whose channels do not fill bytes."""
+        if self.bits == 4 and size % 2:
+            raise ConfigurationError(f"`quantized` int4 puts two channels into a byte; {what} have {size}, use int8")
+
+    def encode(self, side: Side, states: Tensor) -> Parts:
+        """Of whole groups, ``(batch, num_kv_heads, groups, group, head_dim)``."""
+        axis = 3 if side == "key" else 4
+        grid = affine_grid(states.amin(dim=axis, keepdim=True), states.amax(dim=axis, keepdim=True), self.bits)
+        scales = grid.scale.clamp(min=2**-24).to(torch.float16)
+        grid = dataclasses.replace(grid, scale=scales.float())  # numbers are rounded on the grid that is kept
+        codes = grid.codes(states)
+        if self.bits == 4:
+            lower, upper = (codes + 8).to(torch.uint8).chunk(2, dim=-1)
+            codes = lower | (upper << 4)
+        return codes, scales, grid.zero.to(torch.int8)
+
+    def widen(self, ring: Tensor, parts: Parts) -> None:
+        """Write what codes stand for into ``ring``, of the dtype of the model."""
+        codes, scales, zeros = parts[0], parts[1].to(ring.dtype), parts[2].to(ring.dtype)
+        # A copy converts integers several times as fast as arithmetic of two dtypes does.
+        if self.bits == 8:
+            ring.copy_(codes)
+        else:
+            half = ring.shape[-1] // 2
+            ring[..., :half].copy_(codes & 15)
+            ring[..., half:].copy_(codes >> 4)
+            zeros += 8
+        ring -= zeros
+        ring *= scales
+
+
+@dataclasses.dataclass(frozen=True)
+class Floats:
+    """Codes of a floating-point format: blocks are along the channels of a token, the whole is a head's group of slots."""
+
+    format: FloatFormat
+
+    @property
+    def bits(self) -> int:
+        """Of a number."""
+        return self.format.bits
+
+    def require(self, size: int, what: str) -> None:
+        """Refuse heads whose channels do not fill blocks."""
+        self.format.require(size, what)
+
+    def encode(self, side: Side, states: Tensor) -> Parts:
+        """Of whole groups, ``(batch, num_kv_heads, groups, group, head_dim)``."""
+        return self.format.encode(states, states.abs().amax((-1, -2), keepdim=True))
+
+    def widen(self, ring: Tensor, parts: Parts) -> None:
+        """Write what codes stand for into ``ring``, of the dtype of the model."""
+        ring.copy_(self.format.decode(*parts))
+
+
+KINDS: dict[str, Integers | Floats] = {
+    "int8": Integers("int8", 8), "int4": Integers("int4", 4), **{name: Floats(one) for name, one in FORMATS.items()}
+}  # fmt: skip
+"""What ``quantized`` may be."""
+
+
+def read_kind(quantized: str | None) -> Integers | Floats | None:
+    """How numbers of the ring are kept; ``None`` for one that is not quantised."""
+    if quantized is not None and (not isinstance(quantized, str) or quantized not in KINDS):
+        raise ConfigurationError(f"`quantized` {quantized!r} is none of {', '.join(KINDS)}; None keeps the dtype of the model")
+    return None if quantized is None else KINDS[quantized]
 
 
 class Workspace:
@@ -51,7 +123,7 @@ class Workspace:
 
 
 class QuantizedLayer(SlotLayer):
-    """A :class:`SlotLayer` whose ring holds integer codes between the steps.
+    """A :class:`SlotLayer` whose ring holds codes of eight or four bits between the steps: integers, or :class:`Floats`.
 
     Keys have outliers in a few channels and values have none (Liu et al. 2024, KIVI, arXiv 2402.02750), so a grid of keys
     belongs to one channel of a group of slots that follow each other, and a grid of values to one token.
@@ -64,13 +136,14 @@ class QuantizedLayer(SlotLayer):
     Attributes:
         key_codes, value_codes: int8 ``(batch, num_kv_heads, groups, group, head_dim)``; of 4 bits, uint8 with two
             numbers in a byte, those of the first half of the channels in the lower bits: the last axis is half as long.
-        key_scales, key_zeros: float16 and int8 ``(batch, num_kv_heads, groups, 1, head_dim)``, of values ``(…, group, 1)``.
+        key_scales, key_zeros: float16 and int8 ``(batch, num_kv_heads, groups, 1, head_dim)``, of values ``(…, group, 1)``; of
+            floats those of blocks ``(…, group, blocks)`` and of the whole, float32 ``(…, 1, 1)``.
         key_newest, value_newest: tokens that wait, ``(batch, num_kv_heads, group, head_dim)``; where: ``waiting``, boolean.
         sinks: values of the pinned tokens, ``(batch, num_kv_heads, pinned, head_dim)``.
     """
 
     buffers: ClassVar[tuple[str, ...]] = (
-        *(f"{side}_{part}" for side in SIDES for part in ("codes", "scales", "zeros", "newest")),
+        *(f"{side}_{part}" for side in SIDES for part in (*PARTS, "newest")),
         "waiting",
         "masters",
         "sinks",
@@ -79,32 +152,26 @@ class QuantizedLayer(SlotLayer):
     waiting: Tensor
     sinks: Tensor
 
-    def __init__(self, table: SlotTable, rotation: Rotation | None, bits: int, workspace: Workspace) -> None:
+    def __init__(self, table: SlotTable, rotation: Rotation | None, kind: Integers | Floats, workspace: Workspace) -> None:
         super().__init__(table, rotation)
-        self.bits, self.workspace = bits, workspace
+        self.kind, self.workspace = kind, workspace
         self.ring = table.policy.num_slots - self.fixed
         self.group = max(1, min(GROUP, self.ring // 4))
         self._open: int | None = None
 
     def allocate(self, key_states: Tensor, value_states: Tensor) -> None:
-        if self.bits == 4 and (key_states.shape[-1] % 2 or value_states.shape[-1] % 2):
-            raise ConfigurationError(
-                f"`quantized` int4 puts two channels into a byte; heads of {key_states.shape[-1]} (keys) and "
-                f"{value_states.shape[-1]} (values) channels have an odd one, use int8"
-            )
+        for side, states in zip(SIDES, (key_states, value_states), strict=True):
+            self.kind.require(states.shape[-1], f"heads of the {side}s")
         (batch, heads), groups = key_states.shape[:2], -(-self.ring // self.group)
         channels = key_states.shape[-1] + value_states.shape[-1]
         if key_states.device.type == "cpu":
-            needed = batch * heads * self.ring * channels * self.bits // 8
-            require_memory(needed, f"one layer of a cache of {self.ring} tokens in {self.bits} bits")
+            needed = batch * heads * self.ring * channels * self.kind.bits // 8
+            require_memory(needed, f"one layer of a cache of {self.ring} tokens in {self.kind.bits} bits")
         for side, states in zip(SIDES, (key_states, value_states), strict=True):
             size = states.shape[-1]
-            kind = torch.int8 if self.bits == 8 else torch.uint8
-            codes = states.new_zeros(batch, heads, groups, self.group, size * self.bits // 8, dtype=kind)
-            grids = (batch, heads, groups, 1, size) if side == "key" else (batch, heads, groups, self.group, 1)
-            scales = states.new_zeros(grids, dtype=torch.float16)
+            empty = self.kind.encode(side, states.new_zeros(batch, heads, groups, self.group, size))
             newest = states.new_zeros(batch, heads, self.group, size)
-            parts = {"codes": codes, "scales": scales, "zeros": scales.to(torch.int8), "newest": newest}
+            parts = {**dict(zip(PARTS, empty, strict=True)), "newest": newest}
             for part, tensor in parts.items():
                 setattr(self, f"{side}_{part}", tensor)
         self.waiting = torch.zeros(batch, groups, self.group, dtype=torch.bool, device=key_states.device)
@@ -149,6 +216,10 @@ class QuantizedLayer(SlotLayer):
         assert isinstance(tensor, Tensor)
         return tensor
 
+    def _parts(self, side: Side) -> Parts:
+        codes, scales, zeros = (self._get(side, part) for part in PARTS)
+        return codes, scales, zeros
+
     def _drop(self) -> None:
         for name in ("keys", "values"):
             setattr(self, name, None)
@@ -163,21 +234,11 @@ class QuantizedLayer(SlotLayer):
     def _widen(self) -> None:
         """Keys and values of this layer in the dtype of the model, for one step."""
         for side, whole in zip(SIDES, (self.masters, self.sinks), strict=True):
-            codes, newest = self._get(side, "codes"), self._get(side, "newest")
-            batch, heads, groups, _, size = *codes.shape[:4], newest.shape[-1]
+            parts, newest = self._parts(side), self._get(side, "newest")
+            batch, heads, groups, size = *parts[0].shape[:3], newest.shape[-1]
             held = self.workspace.empty(side, newest, (batch, heads, self.fixed + groups * self.group, size))
             ring = held[:, :, self.fixed :].unflatten(2, (groups, self.group))
-            zeros, scales = self._get(side, "zeros").to(newest.dtype), self._get(side, "scales").to(newest.dtype)
-            # A copy converts integers several times as fast as arithmetic of two dtypes does.
-            if self.bits == 8:
-                ring.copy_(codes)
-            else:
-                half = size // 2
-                ring[..., :half].copy_(codes & 15)
-                ring[..., half:].copy_(codes >> 4)
-                zeros += 8
-            ring -= zeros
-            ring *= scales
+            self.kind.widen(ring, parts)
             if self._open is None:
                 ring.copy_(torch.where(self.waiting[:, None, :, :, None], newest[:, :, None], ring))
             else:
@@ -189,17 +250,8 @@ class QuantizedLayer(SlotLayer):
 
     def _round(self, side: Side, groups: slice | Tensor, states: Tensor) -> None:
         """Codes of whole groups, ``(batch, num_kv_heads, chosen groups, group, head_dim)``."""
-        axis = 3 if side == "key" else 4
-        grid = affine_grid(states.amin(dim=axis, keepdim=True), states.amax(dim=axis, keepdim=True), self.bits)
-        scales = grid.scale.clamp(min=2**-24).to(torch.float16)
-        grid = dataclasses.replace(grid, scale=scales.float())  # numbers are rounded on the grid that is kept
-        codes = grid.codes(states)
-        if self.bits == 4:
-            lower, upper = (codes + 8).to(torch.uint8).chunk(2, dim=-1)
-            codes = lower | (upper << 4)
-        self._get(side, "codes")[:, :, groups] = codes
-        self._get(side, "scales")[:, :, groups] = scales
-        self._get(side, "zeros")[:, :, groups] = grid.zero.to(torch.int8)
+        for held, fresh in zip(self._parts(side), self.kind.encode(side, states), strict=True):
+            held[:, :, groups] = fresh
 
     def _keep(self, step: Step) -> None:
         """Take in what a step has written: new tokens wait, and groups that are full are rounded."""
@@ -265,7 +317,7 @@ class QuantizedLayer(SlotLayer):
         """Round groups of slots, of all rows or of those in boolean ``(batch, groups)``."""
         for side, held in zip(SIDES, (self.keys, self.values), strict=True):
             states = self._grouped(held)[:, :, groups]
-            parts = {part: self._get(side, part) for part in ("codes", "scales", "zeros")}
+            parts = {part: self._get(side, part) for part in PARTS}
             old = {} if rows is None else {part: tensor[:, :, groups] for part, tensor in parts.items()}
             self._round(side, groups, states)
             for part, tensor in old.items():
@@ -282,9 +334,9 @@ class QuantizedHybridLayer(HybridLayer, QuantizedLayer):
 
 
 def make_layers(
-    model: PreTrainedModel, slots: SlotTable, rotations: KeyRotations, bits: int | None
+    model: PreTrainedModel, slots: SlotTable, rotations: KeyRotations, kind: Integers | Floats | None
 ) -> list[SlotLayer | RecurrentLayer]:
-    """The layers of a cache of slots, each of the kind that its layer of the model asks for; integers if there are bits."""
+    """The layers of a cache of slots, each of the kind that its layer of the model asks for; ``kind`` of codes."""
     layers: dict[int, SlotLayer | RecurrentLayer] = {
         index: RecurrentLayer(states) for index, states in keyless_layers(model).items()
     }
@@ -295,8 +347,8 @@ def make_layers(
             table = slots.narrow
         settings: tuple[Any, ...] = (table, rotation)
         classes: tuple[Any, ...] = (SlotLayer, LatentLayer, HybridLayer)
-        if bits is not None:
-            settings = (table, rotation, bits, workspace)
+        if kind is not None:
+            settings = (table, rotation, kind, workspace)
             classes = (QuantizedLayer, QuantizedLatentLayer, QuantizedHybridLayer)
         plain, of_latents, with_states = classes
         if index in hybrid:

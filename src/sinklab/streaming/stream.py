@@ -37,7 +37,7 @@ _UNREAD = ("unread", "unread_valid")
 class Stream:
     """A model that goes on for ever: feed it, take tokens, feed it again; between tokens nothing grows.
 
-    Greedy tokens are those of ``model.generate(past_key_values=SinkCache(…), do_sample=False)`` with the same policy.
+    Greedy tokens are those of ``model.generate(cache=SinkCache(…), do_sample=False)`` with the same policy.
 
     Args:
         model: a decoder with a language-model head, in evaluation mode.

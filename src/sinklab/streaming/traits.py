@@ -421,7 +421,7 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
     try:
         with unmarked():
             model(input_ids=tokens, position_ids=where, **cache_argument(model, cache), use_cache=True, **masks)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not run one token with a cache of keys and values: {error}. A bounded cache needs a "
             "decoder whose layers of attention cache keys and values"

@@ -23,6 +23,7 @@ from sinklab.models.losses import loss_kind
 from sinklab.probes.entropy import Entropy
 from sinklab.probes.hidden_norm import HiddenNorm
 from sinklab.probes.massive_activation import MassiveActivation
+from sinklab.probes.max_logit import MaxLogit
 from sinklab.probes.sink_rate import SinkRate
 from sinklab.results.environment import require_whole
 from sinklab.results.metric import LOSS, PERCENTAGE, Metric, Row, SingleRow, declared
@@ -37,6 +38,7 @@ HEADLINE: dict[str, tuple[str, str, Literal["value", "key_position"]]] = {
     "sink_position": ("sink_position_rate", "of the strongest sink", "key_position"),
     "first_token_attention": ("qiu2025_first_attention", "", "value"),
     "attention_entropy": ("entropy", "", "value"),
+    "max_logit": ("max_logit", "", "value"),
     "probe_loss": ("loss", "on the probe rows", "value"),
     "sink_loss_gap": ("sink_loss_gap", "", "value"),
 }
@@ -85,7 +87,7 @@ WINDOWED_LOSS_WITHOUT_SINK = Metric(
 SINK_LOSS_GAP = Metric(
     "sink_loss_gap", "nats", "windowed_loss_without_sink - windowed_loss_with_sink: what the sinks are worth beyond the window."
 )
-PROBES = (SinkRate, Entropy, HiddenNorm, MassiveActivation)
+PROBES = (SinkRate, Entropy, HiddenNorm, MassiveActivation, MaxLogit)
 READOUT = (LOSS, SINK_POSITION_RATE, WINDOWED_LOSS_WITH_SINK, WINDOWED_LOSS_WITHOUT_SINK, SINK_LOSS_GAP)
 """Metrics of the probe ``sink_readout``; all losses are in float32."""
 
@@ -108,7 +110,8 @@ class SinkMeasurement:
 
 
 class SinkCallback(TrainerCallback):
-    """Watch the sinks of a model during training: rates, entropy, norms, massive activations and windowed losses.
+    """Watch the sinks of a model during training: rates, entropy, largest logit, norms, massive activations and
+    windowed losses.
 
     Works with any ``transformers.Trainer`` and any causal language model on the attention interface. It measures before the
     first step, every ``every`` steps and after the last, in evaluation mode and in the precision of the weights (no autocast),
@@ -292,7 +295,7 @@ def measure_sinks(
     length = rows.shape[1]
     size = max(1, TOKENS_PER_FORWARD // length)
     finder, entropy = SinkFinder(threshold), Entropy().about(expected or Sinks())
-    probes = (SinkRate(threshold=threshold), entropy, HiddenNorm(), MassiveActivation())
+    probes = (SinkRate(threshold=threshold), entropy, HiddenNorm(), MassiveActivation(), MaxLogit())
     with attend(model, [*probes, finder]) as session:
         losses = torch.cat([token_losses(model, part) for part in rows.split(size)])
     sinks, expected_position = finder.sinks(), entropy.sink_position
@@ -325,7 +328,7 @@ def measure_sinks(
     means = {row["metric"]: row["value"] for row in (*of_model, *readout) if "key_position" not in row}
     numbers = (
         sink_rates.get(0, 0.0), rates[strongest[0]], float(strongest[0]), means["qiu2025_first_attention"], means["entropy"],
-        means[LOSS.name], means[SINK_LOSS_GAP.name],
+        means.get("max_logit", float("nan")), means[LOSS.name], means[SINK_LOSS_GAP.name],
     )  # fmt: skip
     headline = dict(zip(HEADLINE, numbers, strict=True))
     of_table = [*(row for row in measured if _wanted(row, strongest)), *readout]

@@ -74,13 +74,14 @@ RECORDED = (*SCALES, CHECKPOINT)
 
 Base = Literal["bos", "no-bos"]
 BASES: tuple[Base, ...] = ("bos", "no-bos")
-"""What the rows of a scale's models begin with: BOS, which is a place to rest in every row, or nothing of the kind.
+"""What the rows of a scale's models begin with: BOS, which is a place to rest in every row, or a random token, with learned
+positions (Gu's *x1 random*).
 
 With BOS, a bias that could take the sink is not needed; so what a paper found without BOS is tested without.
 """
 
-ROWS: Mapping[str, str] = {"bos": "with BOS", "no-bos": "no BOS"}
-"""Bases in words."""
+ROWS: Mapping[str, str] = {"bos": "with BOS", "no-bos": "x1 random, learned positions"}
+"""Bases in words. Without BOS it is a variant of Gu et al. 2024: the first token (x1) of training rows is random."""
 
 
 def folder_name(scale: str, base: str | None, own: str | None) -> str:
@@ -133,6 +134,7 @@ class Part:
             implementation: it holds if every seed shows it, and is no evidence about trainings.
         of_some: whether what is claimed is that there are such models: over models one that shows it decides, and those that
             do not refute nothing. With several models the interval of each is at the level with which all hold together.
+        beside: the same by a secondary number, such as a rate where a mean weight decides: judged and shown, never counted.
 
     Raises:
         ConfigurationError: no bound, or bounds with nothing between.
@@ -144,6 +146,7 @@ class Part:
     less_than: float = math.inf
     proved: bool = False
     of_some: bool = False
+    beside: Part | None = None
 
     def __post_init__(self) -> None:
         if math.isinf(self.more_than) and math.isinf(self.less_than):
@@ -160,6 +163,21 @@ class Part:
     def holds(self, value: float) -> bool:
         """Whether a value lies in the region."""
         return self.more_than < value < self.less_than
+
+    def misses(self, low: float, high: float) -> bool:
+        """Whether an interval outside of the region shows less of what is claimed, and not something else.
+
+        That is so on the side of no effect (0; of a ratio 1), up to the mirrored bound: an effect as large the other way round
+        is another one, and so is one where none is claimed.
+        """
+        ratio = self.effect.unit == "ratio"
+        if high <= self.more_than:
+            if ratio:
+                return self.more_than <= 1 or high > 1 / self.more_than
+            return self.more_than >= 0 and not (self.more_than and high <= -self.more_than)
+        if ratio:
+            return self.less_than <= 1 and low < 1 / self.less_than
+        return self.less_than < 0 and low < -self.less_than
 
 
 Changes = Mapping[str, object]

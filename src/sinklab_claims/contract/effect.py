@@ -173,6 +173,28 @@ class Ratio(_Pair):
 
 
 @dataclasses.dataclass(frozen=True)
+class Best(Effect):
+    """The smallest number of some variants less the smallest of others, of the same seed: each at its own best setting."""
+
+    metric: str
+    of: tuple[str, ...]
+    against: tuple[str, ...]
+
+    range: ClassVar[tuple[float, float]] = ANY
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        return tuple((label, self.metric) for label in (*self.of, *self.against))
+
+    def compute(self, values: Sequence[float]) -> float:
+        return min(values[: len(self.of)]) - min(values[len(self.of) :])
+
+    @property
+    def words(self) -> str:
+        return f"smallest {self.metric}: of {', '.join(self.of)} less of {', '.join(self.against)}"
+
+
+@dataclasses.dataclass(frozen=True)
 class _Several(Effect):
     """One number of several variants of one seed."""
 

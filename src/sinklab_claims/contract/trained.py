@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import pandas as pd
 import torch
@@ -65,6 +66,11 @@ class MeasuredModel(abc.ABC):
             samples: at most; a small text may have fewer.
             seq_len: at most :attr:`context`, which is the default.
         """
+
+    @property
+    def large(self) -> bool:
+        """Whether the model is of a size at which fewer texts are read."""
+        return False
 
     draw = 0
     """Seed of what a read-out draws by itself; the same for all trainings, so that models are read on the same draws."""
@@ -151,12 +157,16 @@ Kind = Literal["decoder", "encoder", "encoder-decoder", "image model"]
 Reads = Literal["samples", "context", "long", "past the training"]
 """What a claim reads: rows of 64 tokens, of the context of the training, texts longer than a cache, or than the training."""
 
-LONGEST, LONGEST_STREAM = 2048, 16_384
-"""Tokens of the longest rows that read-outs get, and of the longest text that is read to its end."""
+LONGEST_STREAM = 16_384
+"""Tokens of the longest text that is read to its end."""
 
 LONG, STREAMS, STREAMED = 4, 16, 1024
 """Times a cache or the trained context that long texts have, such texts of a draw, and tokens of one, unless others are asked
 for or the trained context is less than a quarter of that."""
+
+LARGE, FEWER, FEW_STREAMS = 50_000_000, 3_200, 3
+"""Parameters above which a model reads so few tokens for a number, and so few long texts: its effects are large, and each
+token costs."""
 
 
 class Checkpoint(MeasuredModel):
@@ -189,8 +199,12 @@ class Checkpoint(MeasuredModel):
 
     @property
     def context(self) -> int:
-        """Tokens of the longest rows: those of the training, and at most 2,048."""
-        return min(LONGEST, self.trained_on)
+        """Tokens of the longest rows: those of the training, and at most those of a long text."""
+        return min(self.streamed, self.trained_on)
+
+    @property
+    def large(self) -> bool:
+        return self.loaded.num_parameters > LARGE
 
     @functools.cached_property
     def front(self) -> int:
@@ -201,8 +215,9 @@ class Checkpoint(MeasuredModel):
         return self.loaded.encoder.bos_token_id if self.loaded.encoder.adds_bos else None
 
     def rows(self, samples: int = 100, seq_len: int | None = None) -> Tensor:
-        """Rows of the corpus, drawn by the seed."""
+        """Rows of the corpus, drawn by the seed; of a large model no more than 3,200 tokens, or three rows."""
         length = self.context if seq_len is None else min(seq_len, trained_length(self.loaded.model) or seq_len)
+        samples = min(samples, max(FEW_STREAMS, FEWER // length)) if self.large else samples
         return self._sample(samples, length).to(self.loaded.device)
 
     def streams(self, number: int = STREAMS, *, past_training: bool = False) -> Tensor:
@@ -270,7 +285,22 @@ def not_about(kind: Kind, about: str) -> str:
     return "" if kind == "decoder" or (kind == "encoder" and about == "text") else _NOT_ABOUT[kind]
 
 
-F = TypeVar("F", bound=Callable[..., Mapping[str, float]])
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def once(function: F) -> F:
+    """Keep what a function gives for a checkpoint, which nothing changes: claims share it."""
+    kept: weakref.WeakKeyDictionary[Checkpoint, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def given(model: MeasuredModel) -> Any:
+        if not isinstance(model, Checkpoint):
+            return function(model)
+        if model not in kept:
+            kept[model] = function(model)
+        return kept[model]
+
+    return cast(F, given)
 
 
 def gives(*metrics: Metric, of_diverged: bool = False) -> Callable[[F], F]:

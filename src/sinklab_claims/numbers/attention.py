@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sinklab.attention.call import AttentionCall, Statistics
 from sinklab.attention.chosen_keys import keys_of_document, scores_of_keys, weights_of_keys
 from sinklab.attention.host_arguments import lean_arguments
-from sinklab.attention.operation import SHARE_OF_ROW, row_share
+from sinklab.attention.operation import SHARE_OF_ROW, Operation, row_share
 from sinklab.attention.probe import Means, Probe, Watcher, by_head, filled
 from sinklab.attention.session import attend
 from sinklab.probes.null_mass import NullMass
@@ -21,7 +21,7 @@ from sinklab.results.intervals import just_above
 from sinklab.results.metric import FRACTION, PERCENTAGE, Metric
 from sinklab.results.table import unpacked
 from sinklab.training.callback import TOKENS_PER_FORWARD
-from sinklab_claims.contract.trained import MeasuredModel, gives
+from sinklab_claims.contract.trained import MeasuredModel, gives, once
 
 FIRST_POSITIONS = 4
 """Positions whose sink rates have names of their own."""
@@ -149,6 +149,7 @@ def batches(rows: Tensor) -> Iterator[Tensor]:
 
 @read_outs.register("sinks")
 @gives(*ATTENTION)
+@once
 def sinks(trained: MeasuredModel) -> dict[str, float]:
     """Where the attention of a trained model goes on held-out text, by Gu et al.'s rate and by the mean weight.
 
@@ -172,6 +173,12 @@ EFFECTIVE = (
 """Without a gate, where rows sum to one, it is ``first_attention`` of the read-out ``sinks``."""
 
 
+def _gate_of(call: AttentionCall) -> Tensor | None:
+    """The gain of outputs where it is learned; one that is a setting of the operation is part of the output map."""
+    learned = call.operation.needs_layer_input or type(call.operation).parameters is not Operation.parameters
+    return call.gain if learned else None
+
+
 class EffectiveWeight(Watcher):
     """The mean effective weight of the first token over the queries that see it, by row, layer and head.
 
@@ -191,8 +198,8 @@ class EffectiveWeight(Watcher):
         first = keys_of_document(call, self.front)
         weight = weights_of_keys(call, first, statistics.log_sum_exp)[..., 0].double()
         sees = scores_of_keys(call, first)[1][..., 0] & call.counted[:, None]
-        if call.gain is not None:
-            weight = weight * call.gain.double().abs().mean(-1)
+        if (gate := _gate_of(call)) is not None:
+            weight = weight * gate.double().abs().mean(-1)
         self.means.append((weight * sees).sum(2) / sees.sum(2))
 
 
@@ -217,7 +224,7 @@ CARRIED = (
         "percent",
         "Share of (row, layer, head) in which one of the first five tokens has, over the queries that see it, a mean share of "
         "more than 0.3 of its rows and a mean weight of more than 0.3 too: the weight itself, not divided by the sum of its "
-        "row, times the gate on the output of the head.",
+        "row, times the gate on the output of the head if it is learned.",
         range=PERCENTAGE,
     ),
 )
@@ -243,8 +250,8 @@ class CarriedRate(Watcher):
         weights = weights_of_keys(call, first, statistics.log_sum_exp)
         (mass,) = filled(statistics, "row_mass")
         shares = row_share(weights, mass[..., None], call.operation)
-        if call.gain is not None:
-            weights = weights * call.gain.mean(-1, keepdim=True)
+        if (gate := _gate_of(call)) is not None:
+            weights = weights * gate.mean(-1, keepdim=True)
         seen = (scores_of_keys(call, first)[1] & call.counted[:, None, :, None]).sum(2)
         both = torch.minimum(weights.sum(2), shares.sum(2)) / seen.clamp_min(1)
         self.hits.append((both.amax(-1) > just_above(THRESHOLD)).double().cpu())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from sinklab.registry import read_outs
 from sinklab.results.intervals import just_above
 from sinklab.results.metric import VALUE_RATIO, Metric
 from sinklab.results.table import unpacked
-from sinklab_claims.contract.trained import MeasuredModel, gives
+from sinklab_claims.contract.trained import MeasuredModel, gives, once
 from sinklab_claims.numbers.attention import THRESHOLD, FirstToken, first_rows, look
 
 _OTHERS = "over the mean at all later positions"
@@ -61,28 +62,59 @@ def norms(trained: MeasuredModel) -> dict[str, float]:
 
     Learned tokens that the model puts in front are neither the first token nor one of the others, but for ``massive_ratio``.
     """
+    seen = _seen(trained)
+    numbers = {"hidden_ratio": max(seen.ratios["hidden"].values()), "massive_ratio": seen.massive}
+    sinks = _sink_heads(seen.weights)
+    for name in ("key", "value"):
+        ratios = seen.ratios[name]
+        numbers[f"{name}_ratio"] = statistics.fmean(ratios.values())
+        if sinks:
+            groups = len(seen.weights[0]) // (1 + max(head for _, head in ratios))
+            numbers[f"{name}_ratio_sink"] = statistics.fmean(ratios[layer, head // groups] for layer, head in sinks)
+    if sinks:
+        numbers["cosine_first"], numbers["cosine_other"] = (
+            statistics.fmean(seen.cosines[cell][which] for cell in sinks) for which in (0, 1)
+        )
+    return numbers
+
+
+def norms_by_layer(trained: MeasuredModel) -> dict[str, dict[str, float]]:
+    """Of every layer the ratios, the angles and the weight of the first token, means over its heads: ``layer 3`` to numbers."""
+    seen, layers = _seen(trained), dict[str, dict[str, float]]()
+    for layer, weights in seen.weights.items():
+        numbers = {"first_attention": float(weights.mean())}
+        for name, ratios in seen.ratios.items():
+            own = [ratio for (of_layer, _), ratio in ratios.items() if of_layer == layer]
+            numbers |= {f"{name}_ratio": statistics.fmean(own)} if own else {}
+        angles = [pair for (of_layer, _), pair in seen.cosines.items() if of_layer == layer]
+        for which, name in enumerate(("cosine_first", "cosine_other")):
+            numbers[name] = statistics.fmean(pair[which] for pair in angles)
+        layers[f"layer {layer}"] = numbers
+    return layers
+
+
+class _Seen(NamedTuple):
+    """Ratios by ``hidden``, ``key`` and ``value`` and by layer and head; cosines of the first key and of others; weights."""
+
+    ratios: dict[str, dict[tuple[int, int], float]]
+    massive: float
+    cosines: dict[tuple[int, int], tuple[float, float]]
+    weights: dict[int, Tensor]
+
+
+@once
+def _seen(trained: MeasuredModel) -> _Seen:
     front = trained.front
     hidden, massive, keys, values, angle = HiddenNorm(), MassiveActivation(), KeyNorm(), ValueNorm(), QueryKeyAngle()
     first = FirstToken(front)
     look(trained.loaded.model, first_rows(trained), (hidden, massive, keys, values, angle, first))
-    numbers = {
-        "hidden_ratio": max(_first_to_others(curve, front) for curve in _curves(hidden, "hidden_norm").values()),
-        "massive_ratio": max(
-            row["value"] for row in unpacked(massive.rows()) if row["metric"] == "max_to_median" and row["layer"] >= 0
-        ),
+    ratios = {
+        name: {cell: _first_to_others(curve, front) for cell, curve in _curves(probe, f"{name}_norm").items()}
+        for name, probe in (("hidden", hidden), ("key", keys), ("value", values))
     }
-    sinks = _sink_heads(first.by_head())
-    for name, probe in (("key", keys), ("value", values)):
-        ratios = {cell: _first_to_others(curve, front) for cell, curve in _curves(probe, f"{name}_norm").items()}
-        numbers[f"{name}_ratio"] = statistics.fmean(ratios.values())
-        if sinks:
-            groups = len(first.by_head()[0]) // (1 + max(head for _, head in ratios))
-            numbers[f"{name}_ratio_sink"] = statistics.fmean(ratios[layer, head // groups] for layer, head in sinks)
-    cosines = _curves(angle, "cosine")
-    if sinks:
-        numbers["cosine_first"] = statistics.fmean(cosines[cell][front][0] for cell in sinks)
-        numbers["cosine_other"] = statistics.fmean(_mean_of_others(cosines[cell], front) for cell in sinks)
-    return numbers
+    largest = max(row["value"] for row in unpacked(massive.rows()) if row["metric"] == "max_to_median" and row["layer"] >= 0)
+    cosines = {cell: (curve[front][0], _mean_of_others(curve, front)) for cell, curve in _curves(angle, "cosine").items()}
+    return _Seen(ratios, largest, cosines, first.by_head())
 
 
 def _curves(probe: Probe, metric: str) -> Curves:

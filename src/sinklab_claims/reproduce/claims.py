@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -42,13 +43,21 @@ class Stated:
 
 @command
 def claims(
-    names: list[str] | None = None, *, source: str | None = None, scale: str = "tiny", results: Path | None = None
+    names: list[str] | None = None,
+    *,
+    paper: str | None = None,
+    published: float | None = None,
+    scale: str = "tiny",
+    results: Path | None = None,
 ) -> Listing:
     """List published statements about sinks that can be run, with source, cost and last verdict.
 
+    With --paper or --published the page of a paper: its numbers, what was found here, real models first, and the verdicts.
+
     Args:
         names: Names of claims; by default all. A single one is shown in full.
-        source: Only those of a paper, such as gu2024.
+        paper: Only those of a paper, such as gu2024.
+        published: Only those whose source has this number, such as 92.47.
         scale: Scale of cost and verdict: tiny, small, medium; or checkpoint, for models as they are.
         results: Output directory of 'sinklab reproduce'; by default sinklab-claims if it has results, else those of the
             package.
@@ -56,22 +65,30 @@ def claims(
     Examples:
         sinklab claims
         sinklab claims sink_moves_to_bias
-        sinklab claims --source gu2024 --json
+        sinklab claims --paper gu2024
+        sinklab claims --published 92.47
         sinklab reproduce repeated_token_laws  (to run one)
     """
-    from sinklab_claims.reproduce.show import show_claim, show_claims
+    from sinklab_claims.reproduce.show import show_claim, show_claims, show_paper
 
     check_word(scale, RECORDED, "scale")
     listed = [stated(name) for name in names or registered]
-    if source is not None:
-        check_source(source)
-        listed = [claim for claim in listed if claim.source == source]
-    found, where = _last_verdicts(results, scale)
+    if paper is not None:
+        check_paper(paper)
+        listed = [claim for claim in listed if claim.source == paper]
+    every, where = _last_verdicts(results)
+    if published is not None:
+        listed = [claim for claim in listed if _has_number(claim, published)]
+        if not listed:
+            raise UnknownNameError(f"no claim of these has the published number {published:g}; see: sinklab claims --json")
+    found = [row for row in every if row["scale"] == scale]
     own = {row["name"]: row for row in found if _is_own(row)}
     other = {row["name"]: row for row in found if not _is_own(row)}
     rows = [_row(claim, own.get(claim.name), other.get(claim.name), scale) for claim in listed]
     if names is not None and len(rows) == 1:
         return Listing(rows, lambda rows: show_claim(rows[0], where))
+    if paper is not None or published is not None:
+        return Listing(rows, lambda rows: show_paper(rows, every, where))
     return Listing(rows, lambda rows: show_claims(rows, scale, where))
 
 
@@ -125,13 +142,24 @@ def check_word(word: str, known: Sequence[str], kind: str) -> None:
         raise UnknownNameError(f"there is no {kind} {word!r}.{hint} Known: {', '.join(known)}")
 
 
-def check_source(source: str) -> None:
+def check_paper(paper: str) -> None:
     """Raise UnknownNameError for a paper that no claim is from."""
-    check_word(source, sorted({stated(name).source for name in registered}), "source")
+    check_word(paper, sorted({stated(name).source for name in registered}), "paper")
 
 
-def _last_verdicts(folder: Path | None, scale: str) -> tuple[list[dict[str, Any]], str]:
-    """Every result at a scale, the oldest first, and where these were found."""
+def _has_number(claim: Stated, wanted: float) -> bool:
+    """Whether what a source has published, in words or as numbers beside effects, holds this number."""
+    from sinklab_claims.verdict.records import published
+
+    kept = published().get(claim.name, {})
+    rows = kept.get("table", {}).get("rows", [])
+    numbers = [*kept.get("effects", {}).values(), *(number for row in rows for number in row[3:] if number is not None)]
+    words = re.findall(r"-?\d+(?:\.\d+)?", claim.published.replace(",", ""))
+    return wanted in (*numbers, *map(float, words))
+
+
+def _last_verdicts(folder: Path | None) -> tuple[list[dict[str, Any]], str]:
+    """Every result, the oldest first, and where these were found."""
     from sinklab_claims.verdict.records import read_results, summary_of
 
     place = folder or default_out("sinklab-claims")
@@ -140,7 +168,9 @@ def _last_verdicts(folder: Path | None, scale: str) -> tuple[list[dict[str, Any]
     if not results and folder is None:
         results = json.loads((resources.files("sinklab_claims") / "record.json").read_text(encoding="utf-8"))
         where = "the results that come with sinklab"
-    return [row for row in reversed(results) if row["scale"] == scale], where
+    # A name that another paper had before says nothing of the claim that has it now.
+    known = (row for row in reversed(results) if row["name"] not in registered or row["source"] == stated(row["name"]).source)
+    return list(known), where
 
 
 def _is_own(row: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -270,7 +271,7 @@ def _conclude(
         seeds=list(seeds),
         evidence=how.remark,
         presupposes=[],
-        models=[_of_model(subject, conclusions[subject.name]) for subject in subjects],
+        models=[_of_model(subject, conclusions[subject.name], by_model[subject.name]) for subject in subjects],
         seconds=round(took, 1),
         errors=failed,
     )
@@ -291,7 +292,7 @@ def _conclude(
     return written(found, table_of(rows, run_id), out / CHECKPOINT / name)
 
 
-def _of_model(subject: Subject, conclusion: Conclusion) -> ModelFound:
+def _of_model(subject: Subject, conclusion: Conclusion, numbers: Mapping[int, Numbers]) -> ModelFound:
     parts = [finding.record() for finding in conclusion.findings]
     of_subject = ("name", "revision", "kind", "operation", "parameters", "text")
     return ModelFound(
@@ -301,4 +302,17 @@ def _of_model(subject: Subject, conclusion: Conclusion) -> ModelFound:
         **effect_of(parts, conclusion.verdict),
         parts=parts,
         presupposes=[finding.record() for finding in conclusion.presupposed],
+        numbers=_means(numbers),
     )
+
+
+def _means(numbers: Mapping[int, Numbers]) -> dict[str, dict[str, float]]:
+    """Of every number the mean over the draws that have it, to six digits."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for by_label in numbers.values():
+        for label, of in by_label.items():
+            for metric, value in of.items():
+                values.setdefault(label, {}).setdefault(metric, []).append(value)
+    return {
+        label: {metric: float(f"{statistics.fmean(known):.6g}") for metric, known in of.items()} for label, of in values.items()
+    }

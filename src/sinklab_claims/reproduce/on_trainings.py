@@ -141,15 +141,16 @@ def foreseen(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Bas
     return f"{counts}{time}; what is there already is not done again"
 
 
-def kept_of(folder: Path) -> dict[str, list[str]]:
-    """Seeds, models and their texts of the result in a folder; empty where none can be read."""
+def kept_of(folder: Path) -> dict[str, Any]:
+    """Seeds, models, their texts and looks of the result in a folder; empty where none can be read."""
     try:
         record = read_run(folder)
     except (InputError, ResultError):
-        return {"seeds": [], "models": [], "texts": []}
+        return {"seeds": [], "models": [], "texts": [], "looks": 1}
     models = record.get("models", ())
     texts = [model["text"] for model in models]
-    return {"seeds": record.get("seeds", []), "models": [model["name"] for model in models], "texts": texts}
+    found = {"seeds": record.get("seeds", []), "models": [model["name"] for model in models], "texts": texts}
+    return {**found, "looks": record.get("looks", 1)}
 
 
 def _requests(names: Sequence[str], scale: Scale, seeds: Sequence[int], base: Base | None = None) -> list[_Request]:
@@ -278,7 +279,10 @@ def table_of(rows: Iterable[tuple[Mapping[str, Any], int, Mapping[str, float]]],
 
 
 def written(found: ClaimFound, table: pd.DataFrame, folder: Path) -> Result:
-    """The result of a claim, in its folder: the table, then the record."""
+    """The result of a claim, in its folder: the table, then the record; on other seeds than the one before, another look."""
+    before = kept_of(folder)
+    looks = before["looks"] + (before["seeds"] not in ([], found.seeds))
+    found = dataclasses.replace(found, looks=looks)
     folder.mkdir(parents=True, exist_ok=True)
     record = to_json(found)
     write_table(table, folder / "table.parquet")

@@ -14,7 +14,7 @@ from sinklab.results.progress import bars
 from sinklab.results.run import Result
 from sinklab.studies.arguments import WHOLE, Jobs, Retries, Seeds, WrittenTo, command, parse_seeds
 from sinklab_claims.contract.claim import CHECKPOINT, SCALES, Scale
-from sinklab_claims.reproduce.claims import check_source, check_word, stated
+from sinklab_claims.reproduce.claims import check_paper, check_word, stated
 
 SEEDS_OF_TINY, SEEDS = "0..7", "0..2"
 """By default. Trainings of seconds spread so widely that three leave most claims open; six decide where all are alike."""
@@ -27,7 +27,7 @@ def reproduce(
     models: Annotated[list[str] | None, WHOLE] = None,
     corpora: Annotated[list[str] | None, WHOLE, "--corpus"] = None,
     length: int | None = None,
-    source: str | None = None,
+    paper: str | None = None,
     all_claims: Annotated[bool, "--all"] = False,
     seeds: Seeds | None = None,
     scale: str = "tiny",
@@ -56,13 +56,13 @@ def reproduce(
             By default python_source.
         length: Tokens of a text that claims about caches read on the models; a cache holds a quarter of them. By default 1,024;
             at most four times the trained context.
-        source: All claims of a paper, such as gu2024.
+        paper: All claims of a paper, such as gu2024.
         all_claims: All claims; what they take in all is shown before they start.
         seeds: Seeds of initial weights, data and texts: 0..2 (both ends included), or a list such as 0,3,7. By default 0..7
             where tiny models are trained and 0..2 elsewhere; a verdict needs three or more.
         scale: One of tiny, small, medium, for what is trained.
-        base: Whether rows begin with BOS, where the scale has both. By default as in the source of each claim; results on the
-            other base go to SCALE-BASE.
+        base: bos, or no-bos: the first token random and positions learned (Gu's x1 random). By default as in the source of each
+            claim; results on the other base go to SCALE-BASE.
         out: Output directory; the models in it are shared by all claims.
         ray: Train on a Ray cluster; OUT must be shared by its nodes.
 
@@ -70,7 +70,7 @@ def reproduce(
         In ``listed`` a record for each claim; ``summary`` has them as ``claims``.
 
     Raises:
-        UnknownNameError: a claim, source or scale that is not there, with the nearest one that is.
+        UnknownNameError: a claim, paper or scale that is not there, with the nearest one that is.
         ConfigurationError: nothing is asked for, or nothing is left; seeds twice or none; a machine that cannot run a cell;
             models for a claim that takes training.
         InputError: a model, a text or a directory that cannot be used.
@@ -79,17 +79,15 @@ def reproduce(
     Examples:
         sinklab reproduce repeated_token_laws  (seconds)
         sinklab reproduce sigmoid_has_no_sink sink_moves_to_bias  (minutes on two cores)
-        sinklab reproduce --source gu2024  (minutes for each of them)
+        sinklab reproduce --paper gu2024  (minutes for each of them)
         sinklab reproduce --all  (all that the tiny scale can test: hours on two cores)
         sinklab reproduce --all --model org/model --corpus notes.txt  (all that can be measured without training)
         sinklab reproduce learning_rate --scale small --seeds 0..4  (hours)
         sinklab reproduce emergence --scale medium  (minutes on one data-centre GPU; a day on one core)
         sinklab reproduce sink_moves_to_bias --base bos  (what becomes of it where every row begins with BOS)
-        sinklab reproduce --source gu2024 --scale small --ray auto --out /shared/claims  (on a cluster)
+        sinklab reproduce --paper gu2024 --scale small --ray auto --out /shared/claims  (on a cluster)
     """
-    claim_names = chosen(
-        names or [], source=source, all_claims=all_claims, scale=scale, base=base, on_models=models is not None
-    )
+    claim_names = chosen(names or [], paper=paper, all_claims=all_claims, scale=scale, base=base, on_models=models is not None)
     if models is None and (corpora is not None or length is not None):
         raise ConfigurationError(
             "reproduce: `corpora` and `length` are for `models`; what is trained has the text of its scale"
@@ -148,17 +146,17 @@ def _over_all(results: Sequence[Result], out: Path, tell: Callable[[str], None])
 
 
 def chosen(
-    names: list[str], *, source: str | None, all_claims: bool, scale: str, base: str | None = None, on_models: bool = False
+    names: list[str], *, paper: str | None, all_claims: bool, scale: str, base: str | None = None, on_models: bool = False
 ) -> list[str]:
     """The claims that a command line asks for. Raises as :func:`reproduce`."""
     check_word(scale, SCALES, "scale")
-    if source is not None:
-        check_source(source)
-    if names and (all_claims or source is not None):
-        raise ConfigurationError("reproduce: give names, or `source`, or `all_claims`; not names together with the others")
-    if not (names or all_claims or source is not None):
+    if paper is not None:
+        check_paper(paper)
+    if names and (all_claims or paper is not None):
+        raise ConfigurationError("reproduce: give names, or `paper`, or `all_claims`; not names together with the others")
+    if not (names or all_claims or paper is not None):
         raise ConfigurationError(
-            "reproduce: no claim is asked for; give names from 'sinklab claims', or `source`, such as gu2024, or `all_claims`"
+            "reproduce: no claim is asked for; give names from 'sinklab claims', or `paper`, such as gu2024, or `all_claims`"
         )
     claims = [stated(name) for name in names or registered]
     trained = [claim.name for claim in claims if not claim.checkpoint]
@@ -172,10 +170,10 @@ def chosen(
         for claim in claims
         if (claim.checkpoint if on_models else claim.costs or names)
         and (base is None or bool(names) or base in claim.bases)
-        and source in (None, claim.source)
+        and paper in (None, claim.source)
     ]
     if not asked:
         raise ConfigurationError(
-            f"reproduce: no claim of source {source or 'any'} can be run so at scale {scale}; see: sinklab claims"
+            f"reproduce: no claim of paper {paper or 'any'} can be run so at scale {scale}; see: sinklab claims"
         )
     return asked

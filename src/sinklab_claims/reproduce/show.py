@@ -6,8 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sinklab.results.blocks import Block, Cell, Facts, Grid, Heading, Say, counted, number
-from sinklab_claims.contract.claim import ROWS
-from sinklab_claims.verdict.records import ClaimFound, ModelFound, PartFound, deciding_part, published_effects
+from sinklab_claims.contract.claim import CHECKPOINT, ROWS
+from sinklab_claims.verdict.records import (
+    ClaimFound,
+    ModelFound,
+    PartFound,
+    deciding_part,
+    in_words,
+    published,
+    published_effects,
+)
 
 EVIDENCE = {
     "toy": "models of ours on a synthetic language or task",
@@ -31,7 +39,8 @@ def show_results(found: Sequence[ClaimFound]) -> Iterator[Block]:
         yield from _of_models(with_models)
     if rest:
         rows: list[list[Cell]] = [
-            [claim.claim, claim.verdict, _deciding(claim.parts, claim.verdict), len(claim.seeds)] for claim in rest
+            [claim.claim, _looked(in_words(claim.verdict, claim.parts), claim.looks), _deciding(claim), len(claim.seeds)]
+            for claim in rest
         ]
         yield Grid(("claim", "verdict", "effect", "seeds"), rows, text=3)
     if len(found) == 1:
@@ -49,7 +58,7 @@ def _of_models(found: Sequence[ClaimFound]) -> Iterator[Block]:
     for claim in found:
         of_name = {model.name: model for model in claim.models}
         cells = [_verdict_of(of_name[name]) if name in of_name else number(None) for name in names]
-        rows.append([claim.claim, *cells, *([claim.verdict] if over else [])])
+        rows.append([claim.claim, *cells, *([in_words(claim.verdict, claim.parts)] if over else [])])
         for model in claim.models:
             if model.verdict == "not applicable" and model.reason:
                 reasons.setdefault(f"{model.name}: {model.reason}", []).append(claim.claim)
@@ -62,11 +71,16 @@ def _of_models(found: Sequence[ClaimFound]) -> Iterator[Block]:
 def _verdict_of(model: ModelFound) -> str:
     if model.verdict == "not applicable" or model.effect is None:
         return model.verdict
-    return f"{model.verdict}  {effect_words(model.effect, model.interval, model.unit)}"
+    return f"{in_words(model.verdict, model.parts)}  {effect_words(model.effect, model.interval, model.unit)}"
 
 
-def _deciding(parts: Sequence[PartFound], verdict: str) -> str:
-    part = deciding_part(parts, verdict)
+def _looked(verdict: str, looks: int) -> str:
+    """A verdict, and how often it was judged where that is more than once."""
+    return f"{verdict}, looks: {looks}" if looks > 1 else verdict
+
+
+def _deciding(claim: ClaimFound) -> str:
+    part = deciding_part(claim.parts, claim.verdict)
     return number(None) if part is None else effect_words(part.mean, part.interval, part.unit)
 
 
@@ -81,6 +95,7 @@ def _parts_of(claim: ClaimFound) -> Iterator[Block]:
         published = published_effects().get(claim.claim, {}).get(part.effect)
         words = effect_words(part.mean, part.interval, part.unit) + (f" of {part.model}" if part.model else "")
         says = f"{name}: {part.says}" if name else part.says
+        says += " (secondary)" if part.secondary else ""
         rows.append([says, part.effect, words, part.expected, None if published is None else number(published), part.verdict])
     if rows:
         headings = ("part", "effect", "value, 95 %", "claimed", "published", "verdict")
@@ -93,7 +108,7 @@ def show_claims(rows: Sequence[Mapping[str, Any]], scale: str, where: str) -> It
     table = []
     for row in rows:
         other = row["other_base"]
-        verdict = row["verdict"] or "not run yet"
+        verdict = _looked(row["verdict"] or "not run yet", row.get("looks", 1))
         verdict += "" if other is None else f"; {ROWS[other['base']]}: {other['verdict']}"
         table.append([row["name"], row["source"], row["cost"], verdict, row["evidence"] or "", row["statement"]])
     yield Grid(("claim", "source", "cost", "verdict", "evidence", "statement"), table, text=6)
@@ -105,6 +120,78 @@ def show_claims(rows: Sequence[Mapping[str, Any]], scale: str, where: str) -> It
     kinds = [f"{kind}, {words}" for kind, words in EVIDENCE.items() if any(row["evidence"] == kind for row in rows)]
     yield Say(f"Evidence: {'; '.join(kinds)}." if kinds else "Nothing has been run at this scale.", small=True)
     yield Say(f"Verdicts from {where}.", small=True)
+
+
+ORDER = (CHECKPOINT, "medium", "small", "tiny")
+"""Of evidence: models that others trained, then trainings of ours on natural text, then on a synthetic language."""
+
+
+def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]], where: str) -> Iterator[Block]:
+    """Claim by claim of a paper: its table beside ours, and every part with what is published of it and what was found.
+
+    Args:
+        rows: of the claims.
+        results: of all scales, the oldest first.
+        where: they are from.
+    """
+    for row in rows:
+        yield Heading(row["name"])
+        yield Say(row["statement"])
+        yield Facts([("published", f"{row['published']} ({row['reference']})")])
+        found = {(result["scale"], result["base"]): result for result in results if result["name"] == row["name"]}
+        models = [
+            model
+            for (scale, _), result in found.items()
+            for model in result.get("models", ())
+            if scale == CHECKPOINT and model["verdict"] != "not applicable"
+        ]
+        table = published().get(row["name"], {}).get("table")
+        if table and (counted := [model for model in models if model.get("numbers")]):
+            ours = [
+                [model["numbers"].get(label, {}).get(metric) for model in counted] for _, label, metric, *_ in table["rows"]
+            ]
+            lines = [
+                [words, *map(_plain, theirs), *own] for (words, _, _, *theirs), own in zip(table["rows"], ours, strict=True)
+            ]
+            yield Grid(("", *table["models"], *(f"{model['name']}, here" for model in counted)), lines)
+        yield from _by_layer(models)
+        measured = [(model["name"], model) for model in models]
+        measured += [
+            (scale if base is None else f"{scale}, {ROWS[base]}", result)
+            for scale, base in sorted(found, key=lambda at: ORDER.index(at[0]))
+            if (result := found[scale, base])["scale"] != CHECKPOINT
+        ]
+        effects = published_effects().get(row["name"], {})
+        lines = [
+            [name, part["says"], part["expected"], _plain(effects.get(part["effect"])), _effect_of(part), part["verdict"]]
+            for name, result in measured
+            for part in result.get("parts", ())
+        ]
+        if lines:
+            of = published().get(row["name"], {}).get("of", "")
+            yield Grid(("found in", "part", "claimed", f"published {of}".strip(), "here, 95 %", "verdict"), lines, text=3)
+        else:
+            yield Say("Not run yet.")
+    yield Say(f"Verdicts from {where}.", small=True)
+
+
+def _by_layer(models: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
+    """Numbers that were taken of every layer by itself."""
+    for model in models:
+        layers = {label: of for label, of in model.get("numbers", {}).items() if label.startswith("layer ")}
+        if layers:
+            metrics = list(dict.fromkeys(metric for of in layers.values() for metric in of))
+            lines: list[list[Cell]] = [[label, *(of.get(metric) for metric in metrics)] for label, of in layers.items()]
+            yield Grid((model["name"], *metrics), lines)
+
+
+def _plain(value: float | None) -> str | None:
+    """As it is published, not rounded."""
+    return None if value is None else f"{value:g}"
+
+
+def _effect_of(part: Mapping[str, Any]) -> str:
+    return effect_words(part["mean"], part["interval"], part["unit"])
 
 
 def show_claim(row: Mapping[str, Any], where: str) -> Iterator[Block]:
@@ -131,4 +218,5 @@ def _found(row: Mapping[str, Any]) -> str:
     if not row["seeds"]:
         return row["verdict"] or "not run yet"
     effect = effect_words(row["effect"], row["interval"], row["unit"])
-    return f"{row['verdict']}  {effect}  ({counted(len(row['seeds']), 'seed')}; evidence: {row['evidence']})"
+    verdict = _looked(row["verdict"], row.get("looks", 1))
+    return f"{verdict}  {effect}  ({counted(len(row['seeds']), 'seed')}; evidence: {row['evidence']})"

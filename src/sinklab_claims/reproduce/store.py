@@ -261,7 +261,7 @@ class Task:
 
     def take(self, opened: Opened = None) -> None:
         """Measure and keep the numbers, or why a checkpoint has none."""
-        started, record = time.monotonic(), dict[str, Any](numbers={})
+        started, processor, record = time.monotonic(), time.process_time(), dict[str, Any](numbers={})
         try:
             record["numbers"] = self._measured(opened)
         except (DoesNotApply, UnsupportedModelError) as error:
@@ -269,6 +269,7 @@ class Task:
                 raise
             record["reason"] = str(error)
         record["seconds"] = round(time.monotonic() - started, 2)
+        record["processor_seconds"] = round(time.process_time() - processor, 2)
         Store(self.folder).put(self.name, self.settings, version_of(self.functions()), record)
 
     def _measured(self, opened: Opened) -> dict[str, Any]:

@@ -17,20 +17,15 @@ from sinklab.results.table import read_run
 from sinklab_claims.contract.claim import CHECKPOINT, RECORDED, folder_names, is_natural
 
 Verdict = Literal[
-    "reproduced", "not reproduced", "inconclusive", "not tested at this scale", "not applicable",
-    "holds for this model", "does not hold for this model", "agrees with the proof", "contradicts the proof",
+    "reproduced", "in part", "not reproduced", "absent at this scale", "inconclusive", "not tested at this scale",
+    "not applicable", "agrees with the proof", "contradicts the proof",
 ]  # fmt: skip
 
-OF_ONE_MODEL: Mapping[Verdict, Verdict] = {
-    "reproduced": "holds for this model",
-    "not reproduced": "does not hold for this model",
-}
 OF_A_PROOF: Mapping[Verdict, Verdict] = {"reproduced": "agrees with the proof", "not reproduced": "contradicts the proof"}
 
-PLAIN: Mapping[str, Verdict] = {own: plain for words in (OF_ONE_MODEL, OF_A_PROOF) for plain, own in words.items()}
-"""Verdicts of their own kind to what the parts say that make them."""
+PLAIN: Mapping[str, Verdict] = {own: plain for plain, own in OF_A_PROOF.items()}
+"""Verdicts about proofs to what the parts say that make them."""
 
-VERDICTS = ("reproduced", "not reproduced", "inconclusive", "not tested at this scale", "not applicable", *PLAIN)
 
 Evidence = Literal["toy", "natural", "checkpoint"]
 """A synthetic language or a theory's task; models of ours on text that people wrote; models that others trained."""
@@ -51,6 +46,7 @@ class PartFound:
         by_seed: by seed, of one on a checkpoint by draw of texts, over models by their names.
         steps: of how many steps this is the one that decides.
         model: of what is said of some of several models the one that decides, whose draws the interval is over.
+        secondary: whether it is shown beside a part and not counted.
     """
 
     says: str
@@ -68,11 +64,23 @@ class PartFound:
     verdict: Verdict
     steps: int = 1
     model: str = ""
+    secondary: bool = False
+
+
+def in_words(verdict: str, parts: Sequence[PartFound]) -> str:
+    """A verdict for tables: of one that holds in part, in how many of its parts: ``in part (2 of 3)``."""
+    counted = [part for part in parts if not part.secondary]
+    held = sum(part.verdict == "reproduced" for part in counted)
+    return f"in part ({held} of {len(counted)})" if verdict == "in part" else verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFound:
-    """What was found about a claim on one checkpoint; the effect is that of :func:`deciding_part`."""
+    """What was found about a claim on one checkpoint; the effect is that of :func:`deciding_part`.
+
+    Attributes:
+        numbers: means over the draws of all that was measured, by label and metric.
+    """
 
     name: str
     revision: str
@@ -87,6 +95,7 @@ class ModelFound:
     unit: str | None
     parts: list[PartFound]
     presupposes: list[PartFound]
+    numbers: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,8 +105,8 @@ class ClaimFound:
     Attributes:
         base: what the rows of the models begin with; ``source_base`` is that of the claim's source.
         evidence: a remark about the result that other numbers support.
-        one_model, natural_text: of results until 2026-11-29, the model that a seed drew texts for, and whether it had
-            read text that people wrote.
+        looks: how often it was judged, each time on other seeds.
+        natural_text: of results until 2026-11-29, whether a model of none of our bases had read text that people wrote.
         conditions: of every trained variant what it changes, what it starts from and the trainings by seed.
         config: the configuration in which variants change something.
         models: of a claim on checkpoints each model by itself.
@@ -123,7 +132,7 @@ class ClaimFound:
     base: str | None = None
     source_base: str | None = None
     evidence: str = ""
-    one_model: str | None = None
+    looks: int = 1
     natural_text: bool = False
     conditions: dict[str, Any] = dataclasses.field(default_factory=dict)
     read_outs: list[str] = dataclasses.field(default_factory=list)
@@ -175,11 +184,14 @@ def _read(record: Mapping[str, Any], path: Path) -> ClaimFound:
 def deciding_part(parts: Sequence[PartFound], verdict: str) -> PartFound | None:
     """The part that makes the verdict what it is; the first of all where none has it.
 
-    One part that lies outside, or is open, is enough against a claim: it is the first of these. A claim holds if all parts
+    One part that lies outside, or is open, is what a claim lacks: it is the first of these. A claim holds if all parts
     hold: of one that does it is the part that clears its bound by least, by :func:`clearance`.
     """
-    plain = PLAIN.get(verdict, verdict)
-    with_it = [part for part in parts if part.verdict == plain] or list(parts)
+    counted = [part for part in parts if not part.secondary]
+    lacks = ("not reproduced", "absent at this scale", "inconclusive")
+    wanted = lacks if verdict == "in part" else (PLAIN.get(verdict, verdict),)
+    plain = next((word for word in wanted if any(part.verdict == word for part in counted)), wanted[0])
+    with_it = [part for part in counted if part.verdict == plain] or counted
     return min(with_it, key=clearance, default=None) if plain == "reproduced" else next(iter(with_it), None)
 
 
@@ -213,17 +225,26 @@ def answer(found: ClaimFound, folder: Path | None = None) -> dict[str, Any]:
 
 
 def _verdict(found: ClaimFound) -> dict[str, Any]:
-    row = {"name": found.claim} | {name: getattr(found, name) for name in ("source", "scale", "base", "verdict")}
-    row |= effect_of(found.parts, found.verdict)
+    row = {"name": found.claim} | {name: getattr(found, name) for name in ("source", "scale", "base", "looks")}
+    row |= {"verdict": in_words(found.verdict, found.parts)} | effect_of(found.parts, found.verdict)
     return row | {"interval": row["interval"] and list(row["interval"]), "seeds": found.seeds}
 
 
 def summary_of(found: ClaimFound) -> dict[str, Any]:
     """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
     row = {**_verdict(found), "evidence": evidence_of(found), "created": found.created, "hardware": hardware_of(found)}
-    of_model = ("name", "revision", "verdict", "reason", "effect", "interval", "unit")
-    models = [{name: to_json(model)[name] for name in of_model} for model in found.models]
+    row["parts"] = [_brief(part) for part in found.parts]
+    of_model = ("name", "revision", "text", "reason", "effect", "interval", "unit", "numbers")
+    models = [
+        {name: to_json(model)[name] for name in of_model}
+        | {"verdict": in_words(model.verdict, model.parts), "parts": [_brief(part) for part in model.parts]}
+        for model in found.models
+    ]
     return {**row, "models": models} if models else row
+
+
+def _brief(part: PartFound) -> dict[str, Any]:
+    return {name: to_json(part)[name] for name in ("says", "effect", "expected", "mean", "interval", "unit", "verdict")}
 
 
 def evidence_of(found: ClaimFound) -> Evidence:
@@ -233,7 +254,7 @@ def evidence_of(found: ClaimFound) -> Evidence:
     if found.base is not None:  # something was trained
         return "natural" if is_natural(found.scale) else "toy"
     # The embedded models have read Python source.
-    return "natural" if found.one_model or found.natural_text else "toy"
+    return "natural" if found.natural_text else "toy"
 
 
 def hardware_of(found: ClaimFound) -> str:
@@ -244,11 +265,19 @@ def hardware_of(found: ClaimFound) -> str:
 
 
 @functools.cache
+def published() -> Mapping[str, Any]:
+    """Claim to what its source has of numbers: ``effects``, ``of`` which model these are, and a ``table`` where it has one.
+
+    A table has ``models``, and ``rows`` of a text, a label and a metric, and a number for each model, ``None`` without one.
+    """
+    found: Mapping[str, Any] = json.loads((resources.files("sinklab_claims") / "published.json").read_text(encoding="utf-8"))
+    return found
+
+
 def published_effects() -> Mapping[str, Mapping[str, float]]:
     """Claim to the words of an effect to its published number, of those effects for which the source has one.
 
     Left out are numbers that are read off a drawing, unless the entry says so, that are of a similar quantity, and that the
     claim derives. Losses are differences of logarithms of perplexities, in nats. The file says of which model each is.
     """
-    text = (resources.files("sinklab_claims") / "published.json").read_text(encoding="utf-8")
-    return {claim: entry["effects"] for claim, entry in json.loads(text).items()}
+    return {claim: entry["effects"] for claim, entry in published().items()}

@@ -1,11 +1,15 @@
-"""The verdict: one rule for every claim, from the effects of single seeds to reproduced, not reproduced or inconclusive.
+"""The verdict: one rule for every claim, from the effects of single seeds, part by part.
 
 A part of a claim states a region in which an effect lies. If the 95 % interval of the effects of the seeds, which suits their
-kind (:mod:`sinklab.jobs.estimate`), lies in the region, the part is reproduced; if it lies wholly outside, the part is not
-reproduced; in all other cases, with fewer than three seeds, and where more than a quarter of them have no number, it is
-inconclusive. A claim is reproduced if all of its parts are, and not reproduced if one part is not; that one is enough makes
-"not reproduced" somewhat more likely by chance, which is the direction to err in. What it presupposes is judged like a part:
-where it does not hold, the claim is not tested at this scale; where it is open, nothing follows for or against the claim.
+kind (:mod:`sinklab.jobs.estimate`), lies in the region, the part is reproduced. If it lies wholly outside, also after Holm's
+correction over the parts of the claim, the part is not reproduced; or it is absent at this scale, where it shows less of what
+is claimed (:meth:`Part.misses`) and a premise is weak (:data:`WEAK`). In all other cases, with fewer than three seeds, and
+where more than a quarter of them have no number, it is inconclusive. Rates that are all 0, or all the whole, are shown.
+
+A claim is reproduced if all m of its parts are, and holds in part if k of them are. With none, it is not reproduced if a part
+is not, absent at this scale if a part is, and inconclusive otherwise. What it presupposes is judged like a part: where it does
+not hold, the claim is not tested at this scale; where it is open, nothing follows for or against the claim. Secondary numbers,
+such as a rate beside a mean weight, are judged by themselves and never counted.
 
 What is proved is checked: it agrees with the proof if every seed shows it, and one that does not contradicts it; of a claim
 with other parts too, these decide.
@@ -19,11 +23,13 @@ leaves out as much less (Bonferroni). Its numbers are those of the model that de
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sinklab.jobs.estimate import LEAST_FOR_A_MEDIAN, SEEDS, Estimate, Method
+from sinklab.results.metric import FRACTION, PERCENTAGE
 from sinklab_claims.contract.claim import Part
 from sinklab_claims.contract.effect import Numbers
 from sinklab_claims.verdict.records import OF_A_PROOF, PartFound, Verdict
@@ -33,6 +39,9 @@ Effects = Mapping[int, float | None] | Mapping[str, float | None]
 
 MOST_LOST = 0.25
 """Share of the seeds without a number (a training that diverged) up to which the others, the lucky ones, speak for all."""
+
+WEAK: Mapping[str, float] = {"percent": 15.0, "nats": 0.1}
+"""Below what a premise is weak: percent of heads that sink, and nats that the sink is worth."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Finding:
         standardized: the mean over the standard deviation over seeds; ``None`` where that is 0 or unknown.
         model: of what is said of some of several models the one that decides: mean and interval are over its draws of texts,
             at the level with which those of all models hold together.
+        secondary: whether it stands beside a part, and is not counted.
     """
 
     part: Part
@@ -60,6 +70,7 @@ class Finding:
     standardized: float | None
     verdict: Verdict
     model: str = ""
+    secondary: bool = False
 
     @property
     def undecided(self) -> bool:
@@ -90,12 +101,13 @@ class Finding:
             verdict=self.verdict,
             steps=len(effect.steps),
             model=self.model,
+            secondary=self.secondary,
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Conclusion:
-    """What was found about a claim; ``reason`` says why there is no verdict of its own, and is empty otherwise."""
+    """What was found about a claim; ``reason`` says what of it does not hold, or why there is no verdict; else it is empty."""
 
     verdict: Verdict
     findings: tuple[Finding, ...]
@@ -122,8 +134,13 @@ def judge_model(parts: Sequence[Part], presupposes: Sequence[Part], numbers: Map
 def _judge(
     parts: Sequence[Part], presupposes: Sequence[Part], numbers: Mapping[int, Numbers], otherwise: Verdict, unit: str
 ) -> Conclusion:
-    findings = tuple(judge_part(part, numbers, draws=unit == "draw") for part in parts)
-    presupposed = tuple(judge_part(part, numbers, draws=unit == "draw") for part in presupposes)
+    judged = functools.partial(judge_part, numbers=numbers, draws=unit == "draw")
+    presupposed = tuple(map(judged, presupposes))
+    rates = [judged(part.beside) for part in presupposes if part.beside is not None]
+    weak = any(map(_is_weak, (*presupposed, *rates)))
+    findings = _holm(parts, judged, weak=weak)
+    beside = [judged(part.beside) for part in parts if part.beside is not None]
+    findings += tuple(dataclasses.replace(finding, secondary=True) for finding in beside if finding.known)
     for finding in presupposed:
         outside = finding.mean is None or not finding.part.holds(finding.mean)
         if finding.verdict == "not reproduced" or (finding.known < SEEDS and outside):
@@ -132,6 +149,34 @@ def _judge(
         if finding.undecided:
             return Conclusion("inconclusive", findings, presupposed, f"{_presupposes(finding)}; {_open(finding, unit)}")
     return _together(findings, presupposed, unit)
+
+
+def _is_weak(premise: Finding) -> bool:
+    least = WEAK.get(premise.part.effect.unit, -math.inf)
+    return premise.mean is not None and premise.part.more_than >= 0 and premise.mean < least
+
+
+def _holm(parts: Sequence[Part], judged: Callable[..., Finding], *, weak: bool = False) -> tuple[Finding, ...]:
+    """What was found about each part: outside only what is so after Holm's correction over those that are not proved.
+
+    Holm (1979) by intervals: of m parts those that lie outside at 1 - 0.05/m, then of the m' left those at 1 - 0.05/m', …
+    """
+    findings = [judged(part) for part in parts]
+    left = {index for index, part in enumerate(parts) if not part.proved}
+    outside = {index for index in left if findings[index].verdict == "not reproduced"}
+    while outside & left:
+        level = 1 - 0.05 / len(left)
+        refuted = {index for index in outside & left if judged(parts[index], level=level).verdict == "not reproduced"}
+        if not refuted:
+            break
+        left -= refuted
+    for index in outside:
+        finding = findings[index]
+        if index in left:
+            findings[index] = dataclasses.replace(finding, verdict="inconclusive")
+        elif weak and finding.interval is not None and finding.part.misses(*finding.interval):
+            findings[index] = dataclasses.replace(finding, verdict="absent at this scale")
+    return tuple(findings)
 
 
 def _presupposes(finding: Finding) -> str:
@@ -166,23 +211,28 @@ def judge_models(
         named = ", ".join(name for name, found in by_model.items() if found.verdict != "not applicable")
         reason = f"it is open whether what it presupposes holds for {named}, and it applies to no other model"
         return Conclusion("inconclusive", (), (), reason)
-    findings = tuple(
-        _over_models(part, {name: found.findings[index] for name, found in about.items()}, numbers, weights or {})
-        for index, part in enumerate(parts)
-    )
-    return _together(findings, (), "model")
+
+    def judged(part: Part, level: float = 0.95) -> Finding:
+        of_part = {name: found.findings[parts.index(part)] for name, found in about.items()}
+        return _over_models(part, of_part, numbers, weights or {}, level)
+
+    return _together(_holm(parts, judged), (), "model")
 
 
 def _over_models(
-    part: Part, by_model: Mapping[str, Finding], numbers: Mapping[str, Mapping[int, Numbers]], weights: Mapping[str, str]
+    part: Part,
+    by_model: Mapping[str, Finding],
+    numbers: Mapping[str, Mapping[int, Numbers]],
+    weights: Mapping[str, str],
+    level: float,
 ) -> Finding:
     """Each model is one observation, or, where such models are said to exist, each may be the one."""
     means = _by_weights({name: finding.mean for name, finding in by_model.items()}, weights)
     if not part.of_some:
-        return _judged(part, means)
+        return _judged(part, means, level=level)
     # Of twenty models at the bound, one shows it at 95 % in 40 % of cases, and at the level of all together in 2 %.
-    level = 1 - 0.05 / len(by_model)
-    again = {name: judge_part(part, numbers[name], draws=True, level=level) for name in by_model}
+    each = 1 - (1 - level) / len(by_model)
+    again = {name: judge_part(part, numbers[name], draws=True, level=each) for name in by_model}
     decides = _deciding(list(again.values()))
     model = next(name for name, finding in again.items() if finding is decides)
     verdict: Verdict = "reproduced" if decides.verdict == "reproduced" else "inconclusive"
@@ -212,20 +262,22 @@ def _by_weights(means: Mapping[str, float | None], weights: Mapping[str, str]) -
 
 def _together(findings: tuple[Finding, ...], presupposed: tuple[Finding, ...], unit: str) -> Conclusion:
     """The verdict that those of all parts make; what is proved decides where there is nothing else, or where it fails."""
-    evidence = [finding for finding in findings if not finding.part.proved]
-    checks = [finding for finding in findings if finding.part.proved]
-    if any(finding.verdict == "not reproduced" for finding in checks):
+    counted = [finding for finding in findings if not finding.secondary]
+    evidence = [finding for finding in counted if not finding.part.proved]
+    if any(finding.verdict == "not reproduced" for finding in counted if finding.part.proved):
         return Conclusion("contradicts the proof", findings, presupposed)
-    deciding = evidence or checks
-    verdict: Verdict = "inconclusive"
-    if all(finding.verdict == "reproduced" for finding in deciding):
-        verdict = "reproduced"
-    elif any(finding.verdict == "not reproduced" for finding in deciding):
-        verdict = "not reproduced"
-    if verdict != "inconclusive":
-        return Conclusion(verdict if evidence else OF_A_PROOF[verdict], findings, presupposed)
-    left = next(finding for finding in deciding if finding.verdict == "inconclusive")
-    return Conclusion("inconclusive", findings, presupposed, f"{left.part.says!r}: {_open(left, unit)}")
+    deciding = evidence or counted
+    held = sum(finding.verdict == "reproduced" for finding in deciding)
+    others = [finding for finding in deciding if finding.verdict != "reproduced"]
+    if not others:
+        return Conclusion("reproduced" if evidence else OF_A_PROOF["reproduced"], findings, presupposed)
+    if held:
+        reason = "; ".join(f"{finding.part.says!r}: {finding.verdict}" for finding in others)
+        return Conclusion("in part", findings, presupposed, reason)
+    for finding in sorted(others, key=lambda finding: finding.verdict != "not reproduced"):
+        if finding.verdict != "inconclusive":
+            return Conclusion(finding.verdict, findings, presupposed)
+    return Conclusion("inconclusive", findings, presupposed, f"{others[0].part.says!r}: {_open(others[0], unit)}")
 
 
 def judge_part(part: Part, numbers: Mapping[int, Numbers], *, draws: bool = False, level: float = 0.95) -> Finding:
@@ -255,7 +307,9 @@ def _judged(part: Part, by_seed: Effects, *, draws: bool = False, level: float =
         estimate = Estimate(statistics.fmean(values), (min(values), max(values)), "range")
         verdict: Verdict = "reproduced" if all(map(part.holds, values)) else "not reproduced"
     else:
-        alike = draws and min(values) == max(values)
+        # A rate that is 0 in every training is so because there is nothing, and not because there are few trainings.
+        ends = part.effect.range if part.effect.range in (FRACTION, PERCENTAGE) and not part.effect.outcome else ()
+        alike = min(values) == max(values) and (draws or values[0] in ends)
         estimate = Estimate(values[0], (values[0], values[0]), "range") if alike else part.effect.estimate(values, level)
         verdict = "inconclusive" if estimate.interval is None else _of_interval(part, *estimate.interval)
     if _many_lost(by_seed):
@@ -291,4 +345,6 @@ def _open(finding: Finding, unit: str) -> str:
     if finding.interval is None:
         return f"{known} {unit}s show no spread to take an interval from; {LEAST_FOR_A_MEDIAN} or more would do without"
     low, high = finding.interval
+    if _of_interval(finding.part, low, high) == "not reproduced":
+        return f"the interval over {unit}s, {low:.3g} to {high:.3g}, lies outside, but not at Holm's level over the parts"
     return f"the interval over {unit}s, {low:.3g} to {high:.3g}, reaches over the bound"

@@ -92,6 +92,16 @@ class TestLlamaCpp:
         assert value("llama.cpp", "--keep", spec, bos=False) == "4"
         assert {"--context-shift", "--swa-full"} <= set(words("llama.cpp", spec))  # without the latter Gemma 3 does not shift
 
+    @pytest.mark.parametrize(
+        "name", ["Qwen2VLForConditionalGeneration", "Qwen3_5ForCausalLM", "Step3p5ForCausalLM", "DeepseekV4ForCausalLM",
+                 "Gemma3ForConditionalGeneration"],
+    )  # fmt: skip
+    def test_a_model_that_is_never_shifted_is_refused(self, name):
+        with pytest.raises(ConfigurationError, match=f"llama.cpp cannot bound the cache of org/model: a {name} has "):
+            exported(engines()["llama.cpp"], dataclasses.replace(plan("sink_window"), model_class=name))
+        for served in ("Gemma3ForCausalLM", "Qwen3ForCausalLM", "DeepseekV3ForCausalLM"):
+            assert exported(engines()["llama.cpp"], dataclasses.replace(plan("sink_window"), model_class=served)).text
+
     def test_tokens_that_stand_apart_are_kept_with_those_between_or_not_at_all(self):
         assert answers("llama.cpp", "pinned:pinned=[0,3],window=40")["tokens that stay"] == "approximated"
         assert value("llama.cpp", "--keep", "pinned:pinned=[0,3],window=40", bos=False) == "4"

@@ -25,6 +25,7 @@ from transformers import (
 
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.models.float_grids import FORMATS
 from sinklab.models.loading import wrap_model
 from sinklab.results.intervals import Interval, mean_over_items
 from sinklab.results.table import COLUMNS
@@ -416,6 +417,24 @@ def test_maps_that_the_samples_do_not_reach_stay_as_they_are():
     left = twin.keep(twin.ranges(Samples.of_tokens(torch.arange(8)[None])))
     assert len(left) == 12
     assert all(type(twin.model.get_submodule(name)) is torch.nn.Linear for name in left)
+
+
+def test_a_map_on_floating_point_formats_is_the_product_of_both_on_them():
+    twin, samples = Twin(bigram(spike=1024).model, integer=True), rows(6)
+    ranges, seen, schemes = twin.ranges(samples), {}, parse_schemes(["fp8", "nvfp4", "mxfp4", "wmxfp4a16", "w4afp8"])
+    assert [(one.name, one.weights, one.activations) for one in schemes] == [
+        ("fp8", 8, 8), ("nvfp4", 4, 4), ("mxfp4", 4, 4), ("wmxfp4a16", 4, 16), ("w4afp8", 4, 8),
+    ]  # fmt: skip
+    twin.watch(samples, lambda site, values: seen.setdefault(site.name, values))
+    (name, values), site = next(iter(seen.items())), next(iter(twin.sites.values()))
+    for scheme in schemes[:3]:
+        twin.apply(Treatment(scheme=scheme, ranges=ranges))
+        own, kind = twin.model.get_submodule(name), FORMATS[scheme.name]
+        largest = torch.maximum(ranges[name].low.abs().max(), ranges[name].high.abs().max())
+        expected = kind(values, largest) @ kind(own.matrix).T + (0 if own.bias is None else own.bias)
+        torch.testing.assert_close(own(values), expected, rtol=1e-4, atol=1e-4)
+        blocks = {"fp8": 0, "mxfp4": 1 / 32, "nvfp4": 1 / 16}[scheme.name] * site.width * site.outputs
+        assert twin.weight_bytes(site, scheme) == pytest.approx(site.width * site.outputs * kind.bits / 8 + blocks, abs=4)
 
 
 def test_nothing_outside_of_blocks_is_touched_and_the_model_stays_as_it_is():

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sinklab.errors import ConfigurationError
 from sinklab.studies.theory.trigger_bounds import (
     TriggerHeads,
     cancelling_solution,
     counter_of,
+    least_bos_weight_by_error,
     relu_solution,
     softmax_solution,
     trigger_batch,
@@ -43,20 +46,6 @@ def test_layout_and_targets_token_by_token(batch, length, width, target, seed):
             torch.testing.assert_close(drawn.targets[row, index], expected, rtol=0, atol=1e-12)
     assert drawn.is_trigger.sum().item() == batch
     assert (drawn.is_trigger.int().argmax(1) == drawn.positions).all()
-
-
-def test_position_is_uniform_from_the_third_token_on():
-    counts = torch.bincount(draw(50_000).positions, minlength=7)
-    assert counts[:2].tolist() == [0, 0]
-    # Five positions of mean 10,000 and standard deviation 89: five deviations.
-    assert (counts[2:] - 10_000).abs().max() < 450
-
-
-def test_content_is_uniform():
-    content = draw(20_000).inputs[:, 1:, 2:5].flatten()
-    # Mean 0, variance 1/3, fourth moment 1/5; standard errors over 360,000 numbers are 1e-3, 5e-4, 5e-4.
-    for power, moment in ((1, 0.0), (2, 1 / 3), (4, 1 / 5)):
-        assert (content**power).mean().item() == pytest.approx(moment, abs=5e-3)
 
 
 LENGTH, WIDTH = 16, 16
@@ -137,6 +126,34 @@ def test_gradient_search_for_a_violation():
     assert worst < 1e-2  # the search came close: the bound is tight
 
 
+def test_the_constants_of_the_bound_by_error():
+    """Of functionals u of the two coordinates that triggers fix: most |u|₁ for what they show, and least for |u| = 1."""
+    angles, places = torch.linspace(0, math.pi, 400_001, dtype=torch.float64), torch.arange(2.0, LENGTH).double()
+    functionals = torch.stack((angles.cos(), angles.sin()), -1)
+    shown = (functionals @ torch.stack((1 / places, 1 - 1 / places))).abs().amax(-1)
+    assert (functionals.abs().sum(-1) / shown).max().item() == pytest.approx(60 / 13, rel=1e-5)
+    assert shown.min().item() == pytest.approx(0.28116, abs=1e-5)  # by which the bound in Euclidean norms is weaker
+    for error, least, euclidean in ((5e-3, 0.954, 0.405), (1e-3, 0.991, 0.860), (1e-4, 0.9991, 0.985)):
+        delta = math.sqrt(420) * error / (shown.min().item() - 2 * math.sqrt(15) * error)
+        assert (1 - delta) / (1 + delta) == pytest.approx(euclidean, abs=1e-3)
+        assert least_bos_weight_by_error(error, LENGTH) == pytest.approx(least, abs=5e-4)
+    assert least_bos_weight_by_error(0.2, LENGTH) == 0
+    for wrong in ((-1.0, 16), (0.1, 3)):
+        with pytest.raises(ConfigurationError, match="at least 4"):
+            least_bos_weight_by_error(*wrong)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3])
+def test_the_bound_by_error_holds_for_maps_near_a_solution(noise):
+    batch, generator, solution = batch_of(2000), torch.Generator().manual_seed(0), softmax_solution(WIDTH, LENGTH, 2e-3)
+    for _ in range(20):
+        maps = [getattr(solution, name) for name in ("query", "key", "value", "output")]
+        moved = [of + noise * torch.randn(of.shape, generator=generator, dtype=torch.float64) for of in maps]
+        outputs, weights = TriggerHeads(*moved)(batch.inputs)
+        bound = least_bos_weight_by_error((outputs - batch.targets).abs().max().item(), LENGTH)
+        assert weights[:, 0, :, 0][~batch.is_trigger].min() >= bound > (0.0 if noise else 0.98)
+
+
 def test_counter_of_the_identity_is_the_published_one():
     counter = counter_of(torch.eye(WIDTH))
     expected = torch.zeros(WIDTH, dtype=torch.float64)
@@ -192,13 +209,32 @@ def test_two_heads_solve_the_task_without_a_sink_off_the_trigger():
     for head in range(2):
         on_bos = weights[:, head, :, 0]
         torch.testing.assert_close(on_bos[~batch.is_trigger], uniform.expand_as(on_bos)[~batch.is_trigger], rtol=0, atol=1e-15)
-    # … and the existence statement holds all the same: the second head sinks at the trigger.
+    # … and some head sinks at some query all the same: the second at the trigger.
     assert weights[:, 1, :, 0][batch.is_trigger].min() > 1 - 1e-6
     # Head by head the bound is right: what each writes is large where it does not sink.
     first = dataclasses.replace(cancelling_solution(WIDTH, LENGTH, 1e-6), output=torch.zeros(2, WIDTH, WIDTH).double())
     first.output[0] = torch.eye(WIDTH)
     alone, _ = first(batch.inputs)
     torch.testing.assert_close(alone[..., 1] + alone[..., -1], 1 - weights[:, 0, :, 0], rtol=0, atol=1e-12)
+
+
+def test_eight_heads_solve_the_task_and_none_sinks_anywhere():
+    """Even weights off the trigger, j/(j + b) on what is averaged at it: of eight b up to 2 a sum is 1 for all j, to 0.002."""
+    odds = torch.tensor([0.0, 0.05, 0.15, 0.35, 0.65, 1.0, 1.5, 2.0], dtype=torch.float64)  # of BOS to another token
+    places = torch.arange(2, LENGTH, dtype=torch.float64)
+    kept = torch.linalg.lstsq(
+        -odds[1:] / (places[:, None] + odds[1:]), torch.ones(LENGTH - 2, 1).double(), driver="gelsd"
+    ).solution
+    signs = torch.cat((-kept.sum()[None], kept[:, 0]))  # which sum to 0, so that even weights cancel
+    heads, eye = len(odds), torch.eye(WIDTH, dtype=torch.float64)
+    query, key, value = (torch.zeros(heads, WIDTH, WIDTH).double() for _ in range(3))
+    query[:, 0, 1] = 1
+    key[:, 0, 1] = key[:, 0, -1] = -odds.clamp(min=1e-18).log()
+    value[:, 1:, 1:] = eye[1:, 1:]
+    batch = batch_of(500)
+    outputs, weights = TriggerHeads(query, key, value, signs[:, None, None] * eye)(batch.inputs)
+    assert (outputs - batch.targets).abs().max() < 5e-3  # the paper's tolerance
+    assert weights[:, :, 1:, 0].max() <= 0.5 + 1e-12
 
 
 def test_reference_forward_by_hand():

@@ -15,13 +15,20 @@ from sinklab.operations.sink_token import SinkToken
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.registry import operations
-from sinklab.studies.theory.trigger_bounds import TriggerHeads, trigger_batch
+from sinklab.studies.theory.trigger_bounds import TriggerHeads, least_bos_weight_by_error, trigger_batch
 from sinklab.studies.trigger import lab
 from sinklab.studies.trigger.lab import as_released, evaluate, label_of
 from sinklab.studies.trigger.problem import TriggerModel, TriggerProblem, divisor_quotient, full_rows, obstacle, train
 from sinklab.studies.trigger.trigger import trigger
 
 SHORT = TriggerProblem(cap=3)
+
+
+def targets_of(inputs, drawn):
+    """The mean of what stands behind BOS up to the trigger, there, and 0 elsewhere."""
+    places = torch.arange(inputs.shape[1])
+    means = inputs.where(places[:, None] > 0, 0.0).cumsum(1) / places.clamp(min=1)[:, None]
+    return means * drawn.is_trigger[..., None]
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +53,14 @@ def test_softmax_sinks_off_the_trigger(softmax):
     assert numbers.sinking == [[0, 0]]
 
 
-def test_counting_bound_holds_and_is_near(softmax):
-    _, numbers = softmax
+def test_bounds_by_counting_and_by_the_error_alone_hold(softmax):
+    trained, numbers = softmax
+    drawn = trigger_batch(2000, 16, 16, torch.Generator().manual_seed(0))
+    corners = drawn.inputs.clone()
+    corners[..., 2:-1] = corners[..., 2:-1].sign()  # the largest that content can be
+    with torch.no_grad():
+        errors = [(trained.model(of) - targets_of(of, drawn)).abs().max().item() for of in (drawn.inputs, corners)]
+    assert 0.8 < least_bos_weight_by_error(max(errors), 16) <= float(numbers.bos_min)
     # 1e-5: float32 weights and outputs, of 16 terms, times the norm of the functional.
     assert numbers.bound <= float(numbers.bos_min) + 1e-5
     assert numbers.bound > 0.99

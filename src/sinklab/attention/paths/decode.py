@@ -16,8 +16,8 @@ _HAS_AMX = torch.cpu._is_amx_tile_supported()
 
 _LONG = 256
 """Keys from which on the saved copies count for more than the calls of two products."""
-_LARGE = 2**21
-"""Bytes of keys that no core keeps in a cache of its own."""
+_LARGE = 2**20
+"""Bytes of keys from which on the stock kernel is slower for one query, in float32."""
 
 
 def obstacle(operation: Operation, inputs: Inputs) -> str | None:
@@ -40,7 +40,9 @@ def worthwhile(operation: Operation, inputs: Inputs) -> bool:
         return False
     if operation.is_softmax and queries.dtype == torch.bfloat16:
         return not _HAS_AMX
-    return queries.shape[1] > keys.shape[1] or keys.nbytes >= _LARGE
+    stock = operation.is_softmax and type(operation).null_scores is Operation.null_scores
+    repeats = queries.shape[1] > keys.shape[1] and not (stock and inputs.values.shape[3] == queries.shape[3])
+    return repeats or keys.nbytes >= _LARGE
 
 
 def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:

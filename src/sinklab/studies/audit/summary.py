@@ -150,7 +150,10 @@ def _notes(loaded: LoadedModel, normalized: bool, tier: str | None) -> Iterator[
             "place of scores, maps show the logarithm of the weights."
         )
     if depth := over_depth(loaded.model):
-        yield f"Attention over earlier blocks, whose keys are no tokens, is left out: {counted(len(depth), 'module')}."
+        yield (
+            f"Attention over earlier blocks, whose keys are no tokens, is a part of its own, depth, with its own rates "
+            f"(depth_weight, depth_rate): {counted(len(depth), 'module')}."
+        )
     if others := layers_without_attention(loaded.model.config):
         kinds = ", ".join(f"{count} of kind {kind}" for kind, count in others.items())
         yield f"Without attention weights: {counted(sum(others.values()), 'layer')} ({kinds})."

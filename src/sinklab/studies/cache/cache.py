@@ -43,7 +43,8 @@ def compare_policies(
         sinks: Numbers of first tokens that sink_window keeps; 0 is the plain window.
         tokens: Tokens of a text, BOS included; by default 4 windows, and 4 times the trained length where that is at most 1024.
         documents: Largest number of texts to average over; by default 8, and down to 2 of a model of many parameters.
-        quantized: Also measure a quantised cache, int8 or int4: what it costs, by the tokens that stay in full precision.
+        quantized: Also measure a quantised cache (int8, int4, fp8, fp8b, mxfp4, nvfp4): what it costs, by the tokens that stay
+            in full precision.
         seed: Seed of corpora that are sampled.
         out: Directory for report.html, summary.json, table.parquet, run.json; none by default.
 
@@ -67,7 +68,7 @@ def compare_policies(
     from sinklab.results.sections import to_json
     from sinklab.results.table import make_table
     from sinklab.streaming.limits import length_known
-    from sinklab.streaming.quantized import read_bits
+    from sinklab.streaming.quantized import read_kind
     from sinklab.studies.cache import SECTION
     from sinklab.studies.cache.comparison import compared, require_next_token
     from sinklab.studies.cache.found import quantized_rows
@@ -79,7 +80,7 @@ def compare_policies(
     with Run("cache", **vars(output), settings=settings) as run, length_known():  # it is said
         names = checked_names(policies)
         for kind in quantized:
-            read_bits(kind)
+            read_kind(kind)
         text = resolve_corpus(corpus)
         loaded = loading.open(model)
         require_next_token(loaded)

@@ -50,6 +50,7 @@ class ExportPlan:
     policy: Policy
     quantized: str | None
     found: tuple[str, ...]
+    model_class: str = ""  # in transformers
 
     @property
     def label(self) -> str:
@@ -108,6 +109,10 @@ class Engine(abc.ABC):
     name: ClassVar[str]
     file: ClassVar[str]
     checked: ClassVar[str]
+
+    def unserved(self, plan: ExportPlan) -> str | None:
+        """Why the engine can bound the cache of no such model, whatever the policy; ``None`` where it can."""
+        return None
 
     def stay(self, plan: ExportPlan) -> Answer:
         """The tokens of :attr:`ExportPlan.pinned` are never evicted; an engine that cannot do that is given nothing."""
@@ -174,6 +179,8 @@ class ExportEntry:
 
 def exported(engine: Engine, plan: ExportPlan) -> ExportEntry:
     """What an engine makes of a plan, and its file."""
+    if (why := engine.unserved(plan)) is not None:
+        raise ConfigurationError(f"{engine.name} cannot bound the cache of {plan.model}: {why}; leave it out of `to`")
     parts: list[ExportPart] = []
     for method, name, wanted in plan.wanted():
         answer: Answer = getattr(engine, method)(plan)
@@ -216,7 +223,7 @@ def comparison_of(folder: Path) -> Comparison:
     return from_json(Comparison, comparison, folder / "summary.json")
 
 
-def plan_of(found: Comparison, policy: str | None = None, quantized: str | None = None) -> ExportPlan:
+def plan_of(found: Comparison, policy: str | None = None, quantized: str | None = None, model_class: str = "") -> ExportPlan:
     """A policy of a comparison, by default the recommended one."""
     entry = recommended(found) if policy is None else _named(found, policy)
     if entry is None:
@@ -230,7 +237,7 @@ def plan_of(found: Comparison, policy: str | None = None, quantized: str | None 
     if quantized is not None:
         require_integers(made)
         sentences.append(_integers(found, made, quantized))
-    return ExportPlan(found.model, bool(found.bos), made, quantized, tuple(sentences))
+    return ExportPlan(found.model, bool(found.bos), made, quantized, tuple(sentences), model_class)
 
 
 def _named(found: Comparison, text: str) -> PolicyEntry:

@@ -32,7 +32,8 @@ def export(
     Raises:
         InputError: no run of that kind, nothing recommended, or a policy that the run does not have.
         UnknownNameError: no such engine or policy.
-        ConfigurationError: an engine that cannot do the policy, or integers that the policy cannot have.
+        ConfigurationError: an engine that cannot do the policy, or bound the cache of the model at all; or integers that the
+            policy cannot have.
 
     Examples:
         sinklab export build/cache --to llama.cpp,kvpress
@@ -40,11 +41,11 @@ def export(
         sinklab export build/cache --to llama.cpp --policy blocks --out build/serve
     """
     from sinklab.results.file import check_file
-    from sinklab.results.table import write_text
+    from sinklab.results.table import read_run, write_text
     from sinklab.studies.export.base import checked_engines, comparison_of, exported, plan_of, show_exports
 
     engines = checked_engines(to)
-    plan = plan_of(comparison_of(run), policy, quantized)
+    plan = plan_of(comparison_of(run), policy, quantized, str(read_run(run).get("model", {}).get("class", "")))
     entries = [exported(engine, plan) for engine in engines]
     folder = out if out is not None else run / "export"
     for entry in entries:

@@ -113,7 +113,9 @@ def tried_cures(
     without: Mapping[tuple[int, ...], Ranges],
 ) -> list[Cure]:
     """Cures that change how activations are put on grids."""
-    cures = [Cure("per token", "a scale for each token", dataclasses.replace(base, per_token=True))]
+    cures = []
+    if base.scheme.by_token:
+        cures.append(Cure("per token", "a scale for each token", dataclasses.replace(base, per_token=True)))
     for name, label, positions in (
         ("sinks whole", "the activations of the sinks kept whole", tuple(sinks)),
         ("spike tokens whole", "the activations of the tokens with the spike kept whole", tuple(carrying)),

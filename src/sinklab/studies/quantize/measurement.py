@@ -160,7 +160,7 @@ class _Examination:
         self.variants = [
             (scheme, per_token)
             for scheme in self.request.schemes
-            for per_token in ((False, True) if scheme.activations != WHOLE_BITS else (False,))
+            for per_token in ((False, True) if scheme.by_token else (False,))
         ]
 
     def run(self, loss_of: str, corpus: str, bos: int) -> tuple[Found, list[Row]]:
@@ -240,7 +240,7 @@ class _Examination:
         checked = [
             self.twin.check(few, Treatment(scheme=scheme, ranges=ranges, per_token=per_token))
             for scheme in self.request.schemes
-            if self.request.integer and WHOLE_BITS not in (scheme.weights, scheme.activations)
+            if self.request.integer and scheme.of_integers
             for per_token in (False, True)
         ]
         return max(checked, default=None)
@@ -274,7 +274,9 @@ class _Examination:
         scheme, gaps = base.scheme, _means(losses) - self.clean_means
         gap = means_over_items(gaps[None])[0]
         verdict = judged(gap, self.request.minimal_effect)
-        if scheme.activations == WHOLE_BITS:
+        if scheme.formats != (None, None):
+            products = "numbers of the formats multiplied in float32"
+        elif scheme.activations == WHOLE_BITS:
             products = "int8 weights widened for products of floats"
         elif scheme.weights == WHOLE_BITS:
             products = "activations put on grids, products of floats"
@@ -283,7 +285,7 @@ class _Examination:
         return SchemeFound(
             scheme=scheme.name, per_token=base.per_token, products=products, loss=float(_means(losses).mean()),
             gap=gap.mean, low=gap.low, high=gap.high, verdict=verdict,
-            weight_bytes=sum(self.twin.weight_bytes(site, scheme.weights) for site in self.twin.sites.values()),
+            weight_bytes=sum(self.twin.weight_bytes(site, scheme) for site in self.twin.sites.values()),
         )  # fmt: skip
 
     def _carriers(

@@ -46,7 +46,8 @@ def quantize(
     embedded:softmax takes a minute and a half of one core.
 
     Args:
-        schemes: Bits of weights and activations, 2 to 8, or 16 for no quantisation; the first one is examined.
+        schemes: Bits of weights and activations, 2 to 8, or 16 for no quantisation, or fp8, fp8b, mxfp4, nvfp4; the first one
+            is examined.
         samples: Samples for the losses.
         calibration: Other samples, for the ranges of activations.
         inputs: samples of your own instead of ``corpus``, the first ``calibration`` of them for ranges: token ids (samples,

@@ -18,6 +18,7 @@ from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.modules import linear_map, named_modules, of_peft, plain_module, submodule
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.float_grids import FORMATS, FloatInputs, FloatWeights
 from sinklab.models.integer_linear import Grid, LinearSetting, QuantizedLinear, WeightCodes, affine_grid, weight_codes
 from sinklab.models.losses import FewWords, LogitMap, without_logits
 from sinklab.studies.measure.probing import (
@@ -43,27 +44,44 @@ Keep = Callable[[int, int, Callable[[], Tensor]], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """Bits of weights and of activations, 2 to 8, or 16 for numbers that stay as they are."""
+    """Bits of weights and of activations, 2 to 8, or 16 for numbers that stay as they are; and their floating-point formats,
+    keys of :data:`~sinklab.models.float_grids.FORMATS`, where they are no integers."""
 
     weights: int
     activations: int
+    formats: tuple[str | None, str | None] = (None, None)
 
     @property
     def name(self) -> str:
         """As it is typed."""
-        return f"w{self.weights}a{self.activations}"
+        weights, activations = self.formats
+        if weights is not None and weights == activations:
+            return weights
+        return f"w{weights or self.weights}a{activations or self.activations}"
+
+    @property
+    def of_integers(self) -> bool:
+        """Whether codes of both are integers."""
+        return WHOLE_BITS not in (self.weights, self.activations) and self.formats == (None, None)
+
+    @property
+    def by_token(self) -> bool:
+        """Whether a scale for each token is another way to put activations on grids: there are no blocks of a token."""
+        kind = self.formats[1]
+        return self.activations != WHOLE_BITS and (kind is None or FORMATS[kind].block is None)
 
 
 def parse_schemes(names: Sequence[str]) -> list[Scheme]:
     """The schemes, each once, in their order."""
     schemes: dict[str, Scheme] = {}
     for name in names:
-        match = re.fullmatch(r"w(\d{1,2})a(\d{1,2})", name.strip().lower())
-        scheme = Scheme(int(match[1]), int(match[2])) if match else Scheme(0, 0)
+        text = name.strip().lower()
+        match = re.fullmatch(r"w(\w+?)a(\w+)", f"w{text}a{text}" if text in FORMATS else text)
+        scheme = _scheme(match[1], match[2]) if match else Scheme(0, 0)
         if not {scheme.weights, scheme.activations} <= set(BITS):
             raise ConfigurationError(
                 f"`schemes` {name!r}: there is no such scheme; expected w and a with 2 to 8 bits each, or 16 for numbers that "
-                "stay as they are, such as w8a8, w8a16 or w4a16"
+                f"stay as they are, such as w8a8, w8a16 or w4a16, or one of {', '.join(FORMATS)}, for both or in place of bits"
             )
         if scheme.weights == scheme.activations == WHOLE_BITS:
             raise ConfigurationError(f"`schemes` {name!r} quantises nothing; give weights or activations fewer bits")
@@ -71,6 +89,13 @@ def parse_schemes(names: Sequence[str]) -> list[Scheme]:
     if not schemes:
         raise ConfigurationError("`schemes` is empty; name at least one, such as w8a8")
     return list(schemes.values())
+
+
+def _scheme(*parts: str) -> Scheme:
+    """Of what stands behind w and a: bits, or a format."""
+    weights, activations = (FORMATS[part].bits if part in FORMATS else int(part) if part.isdecimal() else 0 for part in parts)
+    of_weights, of_activations = (part if part in FORMATS else None for part in parts)
+    return Scheme(weights, activations, (of_weights, of_activations))
 
 
 Watch = Callable[["Site", Tensor], None]
@@ -129,7 +154,7 @@ class Treatment:
     positions: tuple[int, ...] = ()
     channels: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
-    def grid(self, site: Site) -> Grid | int | None:
+    def grid(self, site: Site) -> Grid | FloatInputs | int | None:
         """Of the activations of a site; bits where each token has its own; ``None`` where they stay as they are.
 
         A static range is that of the channels that are not whole; of all, where every one is.
@@ -137,13 +162,17 @@ class Treatment:
         bits = self.scheme.activations
         if bits == WHOLE_BITS:
             return None
+        kind = self.scheme.formats[1]
         if self.per_token:
-            return bits
+            return bits if kind is None else FloatInputs(FORMATS[kind])
         found, left_out = self.ranges[site.name], set(self.channels.get(site.name, ()))
         counted = [channel for channel in range(len(found.low)) if channel not in left_out]
         if not counted:  # nothing is left to give a range
-            return affine_grid(found.low.min(), found.high.max(), bits)
-        return affine_grid(found.low[counted].min(), found.high[counted].max(), bits)
+            counted = list(range(len(found.low)))
+        low, high = found.low[counted].min(), found.high[counted].max()
+        if kind is not None:
+            return FloatInputs(FORMATS[kind], torch.maximum(low.abs(), high.abs()))
+        return affine_grid(low, high, bits)
 
 
 class Twin:
@@ -180,7 +209,7 @@ class Twin:
         self.sites: dict[str, Site] = {}
         self._maps: dict[str, QuantizedLinear] = {}
         self._plain: dict[str, nn.Linear | Conv1D] = {}
-        self._codes: dict[tuple[str, int], WeightCodes] = {}
+        self._codes: dict[tuple[str, int, str | None], WeightCodes | FloatWeights] = {}
         self._few: dict[str, FewWords] = {}
         for name, module in list(named_modules(self.model)):
             block = next((block for block in self._blocks if name.startswith(f"{block}.")), None)
@@ -222,19 +251,23 @@ class Twin:
         own = sum(map_.weight.numel() for map_ in self._maps.values())
         return own / sum(parameter.numel() for parameter in self.model.parameters())
 
-    def weight_bytes(self, site: Site, bits: int) -> int:
-        """Of the weights of a map: codes and float32 scales, or whole numbers of 16 bits."""
-        codes = self.codes(site.name, bits)
-        numbers = site.width * site.outputs
-        return 2 * numbers if codes is None else -(-numbers * bits // 8) + 4 * codes.scales.numel()
+    def weight_bytes(self, site: Site, scheme: Scheme) -> int:
+        """Of the weights of a map: codes and their scales, or whole numbers of 16 bits."""
+        codes, numbers = self.codes(site.name, scheme), site.width * site.outputs
+        if isinstance(codes, FloatWeights):
+            return codes.bytes
+        return 2 * numbers if codes is None else -(-numbers * scheme.weights // 8) + 4 * codes.scales.numel()
 
-    def codes(self, key: str, bits: int) -> WeightCodes | None:
+    def codes(self, key: str, scheme: Scheme) -> WeightCodes | FloatWeights | None:
         """The weights of a map as codes; ``None`` where they stay as they are."""
+        bits, kind = scheme.weights, scheme.formats[0]
         if bits == WHOLE_BITS:
             return None
-        if (key, bits) not in self._codes:
-            self._codes[key, bits] = weight_codes(self._maps[key].matrix, bits)
-        return self._codes[key, bits]
+        known = key, bits, kind
+        if known not in self._codes:
+            matrix = self._maps[key].matrix
+            self._codes[known] = weight_codes(matrix, bits) if kind is None else FloatWeights.of(FORMATS[kind], matrix)
+        return self._codes[known]
 
     def apply(self, treatment: Treatment | None) -> None:
         """Quantise so from now on; ``None`` for the model as it was."""
@@ -247,7 +280,7 @@ class Twin:
             torch.tensor(numbers, device=self.model.device) if numbers else None
             for numbers in (treatment.positions, treatment.channels.get(site.name, ()))
         )
-        weights = self.codes(site.name, treatment.scheme.weights)
+        weights = self.codes(site.name, treatment.scheme)
         return LinearSetting(weights, treatment.grid(site), positions, channels, self.integer)
 
     def losses(

@@ -5,10 +5,9 @@ a token add up to 1 for every content token and for the trigger, and to 0 for BO
 the count of an output is the weight off BOS, so that an output near 0 *is* a sink on BOS. If ``M`` does something else, a
 functional ``u`` with ``uᵀM x ≈ 1`` on all tokens but BOS counts in its place (:class:`Counter`).
 
-Proved here: the bound for one head whose rows sum to one, with a value map that is known. Not proved here: that a small loss
-forces a value map with which one can count (Ran-Milo 2026, arXiv 2603.11487, Theorem 1, shows a sink from the loss alone, with
-high probability over the inputs). For several heads or layers there is only existence (their Theorem 2): some head and query
-sinks. No more can be true, see :func:`cancelling_solution`.
+Proved here, for one head whose rows sum to one: the bound with a value map that is known, and that a small error on the task
+forces a value map with which one can count (:func:`least_bos_weight_by_error`; Ran-Milo 2026, arXiv 2603.11487, Theorem 1, has
+it with high probability over the inputs). Several heads may cancel each other: :func:`cancelling_solution`.
 """
 
 from __future__ import annotations
@@ -137,24 +136,23 @@ def counter_of(value_output: Tensor) -> Counter:
     return Counter(functional, float(functional.abs().sum()), float(slack))
 
 
-def least_bos_weight_by_odds(error: Tensor, bos_output: Tensor, query_norm: Tensor, key_norms: Tensor) -> Tensor:
-    """``1 / (1 + R)``: least weight on BOS of a content query before the trigger, whatever the trigger is to do there, in [0,
-    1]; 0 where some norm is no larger than the error. One softmax head without positions, with any value map ``M``; behind the
-    trigger it is the least weight on BOS and the trigger together. The proof is in
-    docs/theory.md#key-query-retrieval-at-a-trigger.
+def least_bos_weight_by_error(error: float, length: int) -> float:
+    """``1 - 8 η (L-1)/(L-3)``, at least 0: least weight on BOS at every query off the trigger, whatever the maps are.
+
+    For one head without positions whose rows sum to one, and the target ``"including"``, with triggers at every place. The
+    proof is in docs/theory.md#the-trigger-task: what the trigger writes forces a counter of norm ``C (1 + |u|₁ η)``,
+    ``C = 4 (L-1)/(L-3)``.
 
     Args:
-        error: ``η``, largest absolute output at the last place of ``BOS, x`` and of ``BOS, x', x`` for all keys ``x'`` below,
-            ``(...)``.
-        bos_output: ``β``, largest absolute coordinate of ``M x_BOS``, which is the output at BOS, ``(...)``.
-        query_norm: ``μ(x)``, largest absolute coordinate of ``M x`` for the query, ``(...)``.
-        key_norms: ``μ(x')`` of the other content tokens that it sees, ``(..., count)``; ``count`` may be 0.
+        error: ``η``, largest absolute error of a coordinate over all sequences, at least 0.
+        length: ``L``, tokens of a sequence with BOS, at least 4.
+
+    Raises:
+        ConfigurationError: an argument out of its range.
     """
-    room, rooms = query_norm - error, key_norms - error[..., None]
-    follows = (room > 0) & (rooms > 0).all(-1)
-    room, rooms = room.where(follows, 1.0), rooms.where(follows[..., None], 1.0)
-    odds = (error + bos_output) / room * (1 + (2 * query_norm[..., None] / rooms).sum(-1))
-    return (1 / (1 + odds)).where(follows, 0.0)
+    if error < 0 or length < 4:
+        raise ConfigurationError(f"trigger task: error {error} must be at least 0, and length {length} at least 4")
+    return max(0.0, 1 - 8 * error * (length - 1) / (length - 3))
 
 
 # --- weights that solve the task --------------------------------------------------------------------------------------------
@@ -226,8 +224,8 @@ def cancelling_solution(width: int, length: int, error: float) -> TriggerHeads:
     trigger*.
 
     Both attend uniformly at every other query and write opposite vectors. At the trigger the first averages the tokens other
-    than BOS, and the second turns to BOS, whose value is 0. Hence no bound on a single head follows from a small loss once
-    there are two. "Some head sinks at some query" is all that can be said: here it is the second, at the trigger."""
+    than BOS, and the second turns to BOS, whose value is 0. So with two heads no error, however small, forces a sink at a
+    query off the trigger; that some head sinks at *some* query it leaves standing: the second does, at the trigger."""
     # At the trigger j (0-based) the first writes (1 - 1/(1 + j e^c)) m, the second -j/(e^c + j) m: 2 ε/2 in the worst case.
     height = _height(length, error / 2)
     query, key = _zeros(2, width), _zeros(2, width)

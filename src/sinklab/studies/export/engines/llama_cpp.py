@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from sinklab.policies.blocks import Blocks
@@ -12,6 +13,14 @@ PADDED = 256
 
 ONE = 'with "n_discard": 1 in a request one token goes for each that comes, as measured'
 
+NEVER = {
+    "several positions a token": r"Qwen(2|2_5_?|3)(VL|Omni)|Qwen2_5_VL|Qwen3_5|Qwen4Exp|PaddleOCR|Glm4v|GlmOcr|HunYuanVL",
+    "rotations that differ by layer": r"Step3",
+    "keys that stand for several tokens": r"DeepseekV4",
+    "a projector file for pictures or sound": r"\w+ForConditionalGeneration$",
+}
+"""What the server does not shift (``get_can_shift`` of its caches, ``--mmproj``), by classes of transformers."""
+
 TYPES = {"int8": "q8_0", "int4": "q4_0"}
 
 
@@ -21,9 +30,13 @@ class LlamaCpp(Engine):
     name: ClassVar[str] = "llama.cpp"
     file: ClassVar[str] = "llama_cpp.sh"
     checked: ClassVar[str] = (
-        "the options in tools/server/README.md of llama.cpp at commits 25d5b0c (2025) and 00dc805 (2026) and the context shift "
-        "in the source of its server, read on 2026-11-22 and 2026-11-26"
+        "the options of llama.cpp at commits 25d5b0c (2025) and 00dc805 (2026), and the server that llama-cpp-python 0.3.36 "
+        "bundles, run on 2026-11-30"
     )
+
+    def unserved(self, plan: ExportPlan) -> str | None:
+        found = next((what for what, pattern in NEVER.items() if re.match(pattern, plan.model_class)), None)
+        return found and f"a {plan.model_class} has {found}, with which the server shifts nothing and stops when it is full"
 
     def stay(self, plan: ExportPlan) -> Answer:
         keep = _kept(plan)
