@@ -15,9 +15,7 @@ from sinklab.cli.catalogue import DEFINITIONS as DEFINITIONS_FILE
 from sinklab.cli.catalogue import definitions
 from sinklab.cli.commands import COMMANDS, SUMMARIES, find_commands
 from sinklab.registry import KINDS
-from sinklab.results.metric import declared
 from sinklab.results.table import COLUMNS
-from sinklab.testing.references import DEFINITIONS, load_references
 from sinklab.training.callback import headline_metrics, tracked
 
 ROOT = Path(__file__).parents[1]
@@ -50,26 +48,6 @@ def paths() -> str:
     return table(("path", "what it is"), [(f"`{name}`", meaning) for name, meaning in PATHS.items()])
 
 
-def reference_sinks() -> str:
-    """The models, the definitions, and what these come to, all heads together."""
-    units = {"percent": "{:.2f} %", "fraction": "{:.3f}", "weight": "{:.3f}", "nats": "{:.3f} nats"}
-    form = {name: units[metric.unit] for name in DEFINITIONS if (metric := declared(name))}
-    references = load_references()
-    models = [
-        (
-            f"`{one.model}`",
-            f"`{one.revision}`",
-            " × ".join(map(str, one.numbers["gu2024"].shape)),
-            f"{len(one.rows)} of {sum(map(len, one.rows)):,} tokens together",
-        )
-        for one in references
-    ]
-    numbers = [(f"`{name}`", *(form[name].format(one.numbers[name].mean()) for one in references)) for name in DEFINITIONS]
-    meanings = "\n".join(f"- `{name}`: {words}" for name, words in DEFINITIONS.items())
-    shown = table(("", *(f"`{one.model}`" for one in references)), numbers)
-    return f"{table(('model', 'weights', 'layers × heads', 'rows'), models)}\n\n{meanings}\n\n{shown}"
-
-
 def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A table of Markdown."""
     lines = [headings, ("---",) * len(headings), *rows]
@@ -80,7 +58,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "headline": headline,
     "paths": paths,
-    "reference_sinks": reference_sinks,
 }
 
 

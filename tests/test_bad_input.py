@@ -291,7 +291,7 @@ FOLDERS = {
 }
 """Commands that write a folder, and what makes them write one; the models are not there, since none gets so far."""
 
-FILES = ("compare", "export", "plot")
+FILES = ("compare", "export")
 """Commands whose ``out`` is a file, or a folder in which they replace files one by one (tests/results/test_file.py)."""
 
 IN_PLACE = {"reproduce": Path("tiny") / "repeated_token_laws"}

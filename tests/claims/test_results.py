@@ -288,6 +288,17 @@ class TestClaims:
         (row,) = json.loads(run("claims", "learning_rate", "--scale", "checkpoint", "--json").stdout)
         assert (row["cost"], row["verdict"]) == (None, "not applicable")
 
+    def test_a_paper_shows_its_numbers_beside_ours_real_models_first(self):
+        printed = run("claims", "--paper", "gu2024").stdout
+        names = [name for name in claims.names() if stated(name).source == "gu2024"]
+        places = {name: printed.index(f"\n{name}\n") for name in names}
+        assert places["inputs_with_rotary_positions"] < places["emergence"]
+        table = " ".join(printed[places["inputs_with_rotary_positions"] :].split())
+        assert "natural text, as the model reads it 92.47 99.02 97.49 76.4" in table
+        found = run("claims", "--published", "92.47").stdout
+        assert "\ninputs_with_rotary_positions\n" in found
+        assert "\nemergence\n" not in found
+
     def test_results_beside_the_user_come_before_those_of_the_package(self, tmp_path):
         assert "the results that come with sinklab" in run("claims", NAME).stdout
         write_claim(tmp_path / "sinklab-claims" / "tiny" / NAME, parts=PARTS[:1])

@@ -127,14 +127,16 @@ ORDER = (CHECKPOINT, "medium", "small", "tiny")
 
 
 def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]], where: str) -> Iterator[Block]:
-    """Claim by claim of a paper: its table beside ours, and every part with what is published of it and what was found.
+    """Claim by claim of a paper, those that models of others answer first: its table beside ours, and every part with what is
+    published of it and what was found.
 
     Args:
         rows: of the claims.
         results: of all scales, the oldest first.
         where: they are from.
     """
-    for row in rows:
+    answered = {result["name"] for result in results if result["scale"] == CHECKPOINT}
+    for row in sorted(rows, key=lambda row: row["name"] not in answered):
         yield Heading(row["name"])
         yield Say(row["statement"])
         yield Facts([("published", f"{row['published']} ({row['reference']})")])
