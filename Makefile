@@ -91,9 +91,8 @@ embedded: install  ## train the embedded models, by default those that are shipp
 	  $(BIN)/python tools/train_embedded.py train $$operation --seed $$seed || exit 1; done; done
 	$(BIN)/python tools/train_embedded.py ship
 
-emergence: install  ## watch a sink appear: softmax and sigmoid trained side by side, with a figure (minutes on two cores; resumes)
+emergence: install  ## watch a sink appear: softmax and sigmoid trained side by side (minutes on two cores; resumes)
 	$(BIN)/sinklab sweep emergence --grid 'operation={name: softmax},{name: sigmoid, bias: -5.545}' --jobs 2 --resume --out build/emergence
-	$(BIN)/sinklab plot build/emergence --out build/emergence/emergence.png
 
 reproduce: install  ## every claim at the smallest scale (hours on two cores; resumes)
 	$(BIN)/sinklab reproduce --all --out build/claims

@@ -15,12 +15,12 @@ from sinklab.cli.catalogue import DEFINITIONS as DEFINITIONS_FILE
 from sinklab.cli.catalogue import definitions
 from sinklab.cli.commands import COMMANDS, SUMMARIES, find_commands
 from sinklab.registry import KINDS
-from sinklab.results.metric import declared
 from sinklab.results.table import COLUMNS
-from sinklab.testing.references import DEFINITIONS, load_references
 from sinklab.training.callback import headline_metrics, tracked
 
 ROOT = Path(__file__).parents[1]
+PYPI = ROOT / "PYPI.md"
+"""What pyproject.toml gives as the long description; pictures would need an address, and the project has none yet."""
 
 
 def plugins(plural: str) -> str:
@@ -50,26 +50,6 @@ def paths() -> str:
     return table(("path", "what it is"), [(f"`{name}`", meaning) for name, meaning in PATHS.items()])
 
 
-def reference_sinks() -> str:
-    """The models, the definitions, and what these come to, all heads together."""
-    units = {"percent": "{:.2f} %", "fraction": "{:.3f}", "weight": "{:.3f}", "nats": "{:.3f} nats"}
-    form = {name: units[metric.unit] for name in DEFINITIONS if (metric := declared(name))}
-    references = load_references()
-    models = [
-        (
-            f"`{one.model}`",
-            f"`{one.revision}`",
-            " × ".join(map(str, one.numbers["gu2024"].shape)),
-            f"{len(one.rows)} of {sum(map(len, one.rows)):,} tokens together",
-        )
-        for one in references
-    ]
-    numbers = [(f"`{name}`", *(form[name].format(one.numbers[name].mean()) for one in references)) for name in DEFINITIONS]
-    meanings = "\n".join(f"- `{name}`: {words}" for name, words in DEFINITIONS.items())
-    shown = table(("", *(f"`{one.model}`" for one in references)), numbers)
-    return f"{table(('model', 'weights', 'layers × heads', 'rows'), models)}\n\n{meanings}\n\n{shown}"
-
-
 def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A table of Markdown."""
     lines = [headings, ("---",) * len(headings), *rows]
@@ -80,8 +60,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "headline": headline,
     "paths": paths,
-    "reference_sinks": reference_sinks,
 }
+
+
+WRITTEN = {"sweep": "make sweep"}
+"""Parts that a long run has written, and its command."""
 
 
 def refreshed(text: str) -> str:
@@ -89,13 +72,23 @@ def refreshed(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         name = match[1]
+        if name in WRITTEN:
+            return match[0]
         part = PARTS[name]() if name in PARTS else plugins(name)
         return f"<!-- begin {name} -->\n\n{part}\n\n<!-- end {name} -->"
 
     return re.sub(r"<!-- begin ([a-z_]+) -->.*?<!-- end \1 -->", replace, text, flags=re.DOTALL)
 
 
+def for_pypi(readme: str) -> str:
+    """The README as PyPI shows it, without what has no public address: pictures, and links to files beside it."""
+    text = re.sub(r"^!\[[^\]]*\]\([^)]*\)\n\n", "", readme, flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]+)\]\((?!https?://)[^)]*\)", r"\1", text)
+    return f"{text.rstrip()}\n\nThe pages that are spoken of here (docs/) and the examples are in the repository.\n"
+
+
 if __name__ == "__main__":
+    PYPI.write_text(for_pypi((ROOT / "README.md").read_text(encoding="utf-8")), encoding="utf-8")
     for path in sorted((ROOT / "docs").glob("*.md")):
         before = path.read_text(encoding="utf-8")
         if (after := refreshed(before)) != before:

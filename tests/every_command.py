@@ -53,7 +53,6 @@ LINES: dict[str, Sequence[str]] = {
         "reproduce norm_placement --seeds 0 --retries 0 --out claims",
         "reproduce repeated_token_laws --model llama --seeds 0 --out claims",
     ),
-    "plot": ("plot pretrain sweep --out plot.png",),
     "stream": (
         "stream llama --prompt 'import os' --max-new-tokens 20 --window 8 --save state.safetensors",
         "stream llama --resume state.safetensors --max-new-tokens 5",

@@ -43,7 +43,7 @@ WHY_NOT = {
     r" --ray ": "needs a Ray cluster",
     r" --(scale (small|60m|1b)|endless|chat)\b": "takes hours, or never ends, or waits for somebody to type",
     r"^sinklab (pretrain|sweep) ": "trains, for minutes or more",
-    r"^sinklab (plot|audit) sinklab-runs/": "reads what such a training leaves",
+    r"^sinklab audit sinklab-runs/": "reads what such a training leaves",
     r"^sinklab (cache|quantize|depend) ": "reads long texts for minutes; every command is run on small settings elsewhere",
     r"^sinklab (card|export) ": "reads what another run leaves; every command is run on small settings elsewhere",
     r"^sinklab reproduce": "trains or measures what is missing, in processes of its own, for minutes or more",

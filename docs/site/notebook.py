@@ -1,15 +1,13 @@
 """A notebook as a page: its Markdown as it is, its code, and what the code shows when it is run here, cell after cell.
 
-Notebooks are kept without outputs, so what the site shows is what the code does today. A cell shows what it prints, its last
-expression (as HTML where it has ``_repr_html_``), and the figures of matplotlib that it leaves open.
+Notebooks are kept without outputs, so what the site shows is what the code does today. A cell shows what it prints and its last
+expression (as HTML where it has ``_repr_html_``).
 """
 
 from __future__ import annotations
 
 import ast
-import base64
 import contextlib
-import html
 import io
 import json
 import re
@@ -23,41 +21,36 @@ from docs.site.sources import SiteError
 __all__ = ["cells_of", "notebook_page"]
 
 
-def cells_of(path: Path) -> list[tuple[str, str, str]]:
-    """The cells of a notebook: kind, source, and ``alt`` of its metadata, the alternative text of the figure that it draws."""
+def cells_of(path: Path) -> list[tuple[str, str]]:
+    """The cells of a notebook: kind and source."""
     cells: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["cells"]
     sources = (cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"]) for cell in cells)
-    return [(cell["cell_type"], source, cell["metadata"].get("alt", "")) for cell, source in zip(cells, sources, strict=True)]
+    return [(cell["cell_type"], source) for cell, source in zip(cells, sources, strict=True)]
 
 
 def notebook_page(path: Path) -> str:
     """The Markdown of a notebook whose cells are run in an empty folder.
 
     Raises:
-        SiteError: a cell that fails, or a figure without alternative text.
+        SiteError: a cell that fails.
     """
-    import matplotlib
-
-    matplotlib.use("agg")
     parts: list[str] = []
     names: dict[str, object] = {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        for number, (kind, source, alternative) in enumerate(cells_of(path)):
+        for number, (kind, source) in enumerate(cells_of(path)):
             if kind == "markdown":
                 parts.append(source)
             elif kind == "code" and source.strip():
                 parts.append(_fenced(source, "python"))
                 try:
-                    parts += _run(source, names, alternative)
+                    parts += _run(source, names)
                 except Exception as error:
                     raise SiteError(f"{path.name}, cell {number}: {type(error).__name__}: {error}") from error
     return "\n\n".join(parts) + "\n"
 
 
-def _run(source: str, names: dict[str, object], alternative: str) -> Iterator[str]:
+def _run(source: str, names: dict[str, object]) -> Iterator[str]:
     """Run one cell; what it shows, as Markdown."""
-    from matplotlib import pyplot
-
     body = ast.parse(source).body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
     shown: list[object] = []
@@ -74,16 +67,8 @@ def _run(source: str, names: dict[str, object], alternative: str) -> Iterator[st
         markup = thing._repr_html_() if hasattr(thing, "_repr_html_") else None
         if markup is not None:
             yield _fenced(f'<div class="notebook-output">\n{markup}\n</div>', "{raw} html")
-        elif thing is not None and not type(thing).__module__.startswith("matplotlib"):
+        elif thing is not None:
             yield _fenced(repr(thing), "text")
-    for number in pyplot.get_fignums():
-        if not alternative:
-            raise ValueError('the figure has no alternative text; put it into the metadata of the cell as "alt"')
-        drawn = io.BytesIO()
-        pyplot.figure(number).savefig(drawn, format="png", bbox_inches="tight", dpi=120)
-        picture = "data:image/png;base64," + base64.b64encode(drawn.getvalue()).decode()
-        yield _fenced(f'<img class="notebook-output" src="{picture}" alt="{html.escape(alternative)}">', "{raw} html")
-    pyplot.close("all")
 
 
 def _fenced(text: str, language: str) -> str:

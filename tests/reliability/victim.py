@@ -13,7 +13,6 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pandas
 import torch
 import transformers
@@ -24,7 +23,6 @@ import sinklab.streaming.stream
 import sinklab.studies.audit.measurement
 import sinklab.studies.audit.page
 import sinklab.studies.causes.measurement
-import sinklab.studies.plot.plot
 import sinklab.studies.trigger.lab
 import sinklab.training.train
 from sinklab.configuration import with_overrides
@@ -32,7 +30,7 @@ from sinklab_claims.contract import claim as contract
 from sinklab_claims.contract.claim import base_config
 from sinklab_claims.reproduce import store
 
-IMPORTED = (matplotlib, pandas, torch, transformers, sinklab)
+IMPORTED = (pandas, torch, transformers, sinklab)
 
 WRITES = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "os.link", "os.symlink"})
 """Events of ``sys.audit`` that change names on the disk; to these comes ``open`` for writing."""

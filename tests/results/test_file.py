@@ -128,7 +128,6 @@ class TestCommands:
 
     LINES = {
         "compare": ["compare", "nowhere", "nothing", "--out"],
-        "plot": ["plot", "nowhere", "--out"],
         "stream": ["stream", "nowhere", "--prompt", "a", "--save"],
     }
 

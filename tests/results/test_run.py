@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from sinklab.errors import InputError
-from sinklab.results.folder import partial_folder
+from sinklab.results.folder import in_use, partial_folder
 from sinklab.results.run import STORE, Result, Run, silent
 from sinklab.results.store import Store
 from sinklab.results.table import COLUMNS, make_table, read_run, read_table
@@ -274,3 +274,10 @@ class TestResult:
         for other in (pickle.loads(pickle.dumps(result)), copy.deepcopy(result)):
             assert (other.summary, other.record, repr(other)) == (result.summary, result.record, repr(result))
             assert other._repr_html_() == result._repr_html_()
+
+
+def test_the_lock_file_of_a_dead_process_holds_nothing(tmp_path):
+    line = "import os, sys; from sinklab.results.folder import FolderLock, Path; FolderLock(Path(sys.argv[1])); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", line, tmp_path / "out"], check=False).returncode == 9
+    assert (tmp_path / ".out.lock").is_file()
+    assert not in_use(tmp_path / "out")

@@ -64,7 +64,6 @@ COMMANDS = {
     "list": "sinklab.cli.catalogue:list_",
     "measure": "sinklab.studies.measure.measure:measure",
     "origin": "sinklab.studies.origin.origin:find_origin",
-    "plot": "sinklab.studies.plot.plot:plot",
     "pretrain": "sinklab.studies.pretrain.pretrain:pretrain",
     "quantize": "sinklab.studies.quantize.quantize:quantize",
     "report": "sinklab.cli.catalogue:report",

@@ -7,26 +7,19 @@
 
 A check that fails raises :class:`~sinklab.errors.ContractError` with the name of the check, what was expected and what was
 found. The built-in plug-ins pass the same checks. Everything runs on the CPU, offline, in seconds.
-
-Beside them stand :mod:`reference sinks <sinklab.testing.references>`: pinned models with the numbers of every head, to check
-any tool against.
 """
 
 from sinklab.testing.interventions import check_intervention
 from sinklab.testing.operations import check_operation
 from sinklab.testing.policies import check_policy
 from sinklab.testing.probes import check_probe, tiny_models
-from sinklab.testing.references import Reference, dense_numbers, load_references
 from sinklab.testing.tasks import check_task
 
 __all__ = [
-    "Reference",
     "check_intervention",
     "check_operation",
     "check_policy",
     "check_probe",
     "check_task",
-    "dense_numbers",
-    "load_references",
     "tiny_models",
 ]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinklab.errors import InputError, MeasurementError
-from sinklab.studies.theory.hull_certificate import certify_hulls, nearest_to_origin, needed_constant_weight
+from sinklab.studies.theory.hull_certificate import certify_hulls, nearest_to_origin
 from sinklab.studies.theory.trigger_bounds import trigger_batch
 
 
@@ -189,15 +189,13 @@ def test_a_sink_that_pulls_below_zero():
 
 
 def test_a_sink_of_free_value_needs_what_the_best_value_needs():
-    # Content at height 1. A value of norm 2 straight below leaves |1 - a - 2a|, so 0.25 takes a = 1/4.
+    # Content at height 1. A value of norm 2 straight below leaves |1 - a - 2a|, so 0.25 takes (1 - 0.25) / (1 + 2) = 1/4.
     others = [[0.0, 1.0], [5.0, 1.0]]
     for radius in (0.0, 2.0):
         best = certify([*others, [0.0, -radius]], sink=2, delta=0.25)
-        free = needed_constant_weight(best.without_lower, torch.tensor(0.25), torch.tensor(radius))
-        assert free.item() == near(best.needed_lower.item())
+        assert best.needed_lower.item() == near(0.75 / (1 + radius))
         worse = certify([*others, [radius, 0.0]], sink=2, delta=0.25)
-        assert radius == 0 or worse.needed_lower > free + 0.1
-    assert needed_constant_weight(torch.tensor(0.2), torch.tensor(0.25), torch.tensor(1.0)).item() == 0
+        assert radius == 0 or worse.needed_lower > best.needed_lower + 0.1
 
 
 def test_a_head_that_needs_no_sink():

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from torch import nn
-from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.metric import VALUE_RATIO, Row
 from sinklab.sinks import Head, Sinks, weigh_sinks
 from sinklab.studies.causes.effects import LOSS_CHANGE, SINK_SHARE, Effects, HeadGroup, number
-from sinklab.studies.causes.found import ExaminedGroup, ExaminedHead, FoundSink, SharedKeys
+from sinklab.studies.causes.found import ExaminedGroup, ExaminedHead, FoundSink
 from sinklab.studies.causes.labels import HeadLabel
 from sinklab.studies.causes.request import ChosenHeads, Pair
 from sinklab.studies.causes.samples import Samples
@@ -95,20 +94,6 @@ def examined_heads(
             )
         )  # fmt: skip
     return found
-
-
-def of_a_key(model: nn.Module, sinks: Sinks, threshold: float) -> SharedKeys | None:
-    """Of models with grouped queries, in how many key–value heads all heads sink, some, and none."""
-    config = model.config.get_text_config() if isinstance(model, PreTrainedModel) else None
-    keys, heads = getattr(config, "num_key_value_heads", None), getattr(config, "num_attention_heads", None)
-    if sinks.main is None or not isinstance(keys, int) or not isinstance(heads, int) or not 0 < keys < heads or heads % keys:
-        return None
-    groups: dict[tuple[str, int], list[bool]] = {}
-    for head, weight in zip(sinks.heads, sinks.weights.tolist(), strict=True):
-        groups.setdefault((head.module, head.head // (heads // keys)), []).append(weight >= threshold)
-    of_all = sum(all(own) for own in groups.values())
-    none = sum(not any(own) for own in groups.values())
-    return SharedKeys(heads // keys, len(groups), of_all, len(groups) - of_all - none, none)
 
 
 def examined_groups(labels: Sequence[HeadLabel[HeadGroup]], alone: Sequence[ExaminedHead]) -> list[ExaminedGroup]:

@@ -100,18 +100,6 @@ class FoundSink:
     heads: dict[str, dict[str, Number]]
 
 
-@dataclasses.dataclass(frozen=True)
-class SharedKeys:
-    """Grouped queries: so many ``heads`` share one key and value of the sink; in how many of the ``keys`` all of them give it
-    the threshold or more, some, and none."""
-
-    heads: int
-    keys: int
-    all_sink: int
-    some_sink: int
-    none_sinks: int
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Causes:
     """``summary.json`` of ``sinklab causes``, and the entry ``causes`` of that of an audit.
@@ -120,14 +108,12 @@ class Causes:
         texts: of all domains together.
         notes: what a reader has to know beside the labels: a loss above that of a guess, texts longer than in training.
         budget: seconds; ``None`` without one.
-        of_a_key: of models with grouped queries.
     """
 
     heads: list[ExaminedHead]
     groups: list[ExaminedGroup]
     counts: dict[str, int]
     sink: FoundSink
-    of_a_key: SharedKeys | None
     texts: int
     domains: list[str]
     loss_of: str | None

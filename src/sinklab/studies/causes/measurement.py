@@ -288,7 +288,7 @@ def examine(
     clean_loss = dict(zip(samples.domain_names, np.nanmean(effects.clean_loss, axis=0).tolist(), strict=True))
     found = Causes(
         heads=listed, groups=together, counts={name: Counter(head.label for head in listed)[name] for name in LABELS},
-        sink=entries.found_sink(sinks), of_a_key=entries.of_a_key(model, sinks, request.threshold), texts=len(samples),
+        sink=entries.found_sink(sinks), texts=len(samples),
         domains=list(samples.domain_names),
         loss_of=loss_kind(model), unit=effects.unit, clean_loss=clean_loss, level=level, minimal_effect=least,
         minimal_effect_from=minimal, budget=request.budget if isinstance(request.budget, float) else None,

@@ -80,9 +80,6 @@ def _facts(found: Causes) -> Iterator[Sequence[str]]:
             "budget",
             f"{found.budget:g} s: {len(found.heads) - left} of {len(found.heads)} heads measured, most informative first",
         )
-    if (key := found.of_a_key) is not None:
-        sinking = f"all of them sink at {key.all_sink} of {key.keys}, some at {key.some_sink}, none at {key.none_sinks}"
-        yield "one key", f"{key.heads} heads share a key and value: {sinking}"
     yield "texts", f"{found.texts:,} of {names(found.domains)}"
     minimal, costs = found.minimal_effect_from, found.minimal_effect_from.worth.get(found.minimal_effect_from.domain or "", {})
     why = "as asked for" if minimal.by == "given" else "all attention is not shown to be worth more"

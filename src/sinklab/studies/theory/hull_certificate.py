@@ -332,21 +332,6 @@ def certify_hulls(
     return dataclasses.replace(certificate, needed_lower=lower, needed_upper=upper)
 
 
-def needed_constant_weight(least: Tensor, delta: Tensor, radius: Tensor) -> Tensor:
-    """Least weight on a sink whose value is free, in [0, 1]: ``(ℓ - δ) / (ℓ + R)``, and 0 where ``ℓ <= δ``.
-
-    Any value of norm ``R`` or less may stand there, as in a key–value bias. It is exact for one query: the nearest point ``z``
-    of the other values and the value ``-R z/|z|`` attain it. For queries that share the value it is a lower bound.
-
-    Args:
-        least: ``ℓ``, least output norm without the sink, such as ``Certificate.without_lower``; the weight grows with it, so
-            its two ends give those of the weight.
-        delta: ``δ``, norm that the output may have; ``radius``: ``R``; both at least 0, broadcastable to ``least``.
-    """
-    excess = least - delta
-    return torch.where(excess > 0, excess / (least + radius), 0.0)
-
-
 @torch.no_grad()
 def needed_sink_weight(
     gram: Tensor, others: Tensor, sinks: Tensor, delta: Tensor, certificate: Certificate, *, tolerance: float = 1e-4

@@ -1,1 +1,0 @@
-"""sinklab plot: curves and maps of training runs."""
