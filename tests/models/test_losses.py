@@ -8,7 +8,16 @@ import transformers
 from torch.profiler import ProfilerActivity, profile
 
 from sinklab.errors import ConfigurationError
-from sinklab.models.losses import IGNORED, ON_A_CPU, cross_entropies, guess_warning, hide_tokens, loss_kind
+from sinklab.models.losses import (
+    IGNORED,
+    ON_A_CPU,
+    FewWords,
+    cross_entropies,
+    guess_warning,
+    hide_tokens,
+    loss_kind,
+    without_logits,
+)
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32}
 
@@ -98,3 +107,28 @@ def test_no_copy_of_all_logits_is_made():
         cross_entropies(logits, targets)
     sizes = [event.cpu_memory_usage for event in seen.events()]
     assert max(sizes) <= 2 * 4 * ON_A_CPU
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 7), (5, 32), (2**9, 5)])
+def test_losses_of_hidden_states_are_those_of_their_logits(rows, columns, monkeypatch):
+    """A tile at a time, also by the few words that matter: those of the model as it is; a cap behind the head is noticed."""
+    for name, value in {"MANY_WORDS": 2, "TILE": rows * columns, "COLUMNS": columns, "LEAST_SHARE": 0.1}.items():
+        monkeypatch.setattr(f"sinklab.models.losses.{name}", value)
+    settings = {**TINY, "initializer_range": 0.5}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
+    model.lm_head.bias = torch.nn.Parameter(torch.randn(32))
+    tokens, targets = torch.randint(2, 32, (2, 4, 9))
+    targets[1, 3] = IGNORED
+    with torch.no_grad():
+        logits = model(tokens).logits
+        with without_logits(model) as head:
+            states = model(tokens).logits
+        few, words = FewWords(head, states, targets), torch.zeros(36, dtype=torch.int64)
+        for by in (head, few):  # some roundings of logits up to 16, whose unit in the last place is 1e-6
+            assert torch.allclose(cross_entropies(states, targets, by), cross_entropies(logits, targets), rtol=0, atol=2e-5)
+        head.log_sum_exp(states.flatten(0, 1), words)
+    assert torch.equal(words.view(4, 9), logits.argmax(-1))
+    assert 0 < len(few.few.weight) < 32
+    with without_logits(transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**settings, head_dim=8))) as none:
+        assert none is None

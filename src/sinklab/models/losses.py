@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -96,13 +99,19 @@ def hide_tokens(
     return tokens.masked_fill(hidden, mask_token), tokens.masked_fill(~hidden, IGNORED)
 
 
-def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+def cross_entropies(logits: Tensor, targets: Tensor, by: LogitMap | FewWords | None = None) -> Tensor:
     """Cross-entropy in nats of each token under the logits at its index; for the next token, targets are shifted by the caller.
 
-    ``logits`` are ``(batch, length, vocab_size)``, ``targets`` int64 ``(batch, length)`` on any device; the result is float32
-    (float64 for float64 logits), 0 where a target is :data:`IGNORED`.
+    ``logits`` are ``(batch, length, vocab_size)``, or hidden states of which they are made ``by`` a map; ``targets`` int64
+    ``(batch, length)`` on any device; the result is float32 (float64 for float64 logits), 0 where a target is :data:`IGNORED`.
     """
-    dtype, wanted = torch.promote_types(logits.dtype, torch.float32), targets.to(logits.device)
+    wanted = targets.to(logits.device)
+    if by is not None:
+        scored = wanted != IGNORED
+        states = logits[scored]
+        found = (by.log_sum_exp(states) - by.of(states, wanted[scored])).clamp_min(0.0)  # below it by rounding alone
+        return found.new_zeros(wanted.shape).masked_scatter(scored, found)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
 
     def losses(part: Tensor, own: Tensor) -> Tensor:
         rows = part.to(dtype).flatten(0, -2)
@@ -115,6 +124,130 @@ def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     parts = zip(logits.split(some), wanted.split(some), strict=True)
     pieces = (zip(part.split(tokens, 1), own.split(tokens, 1), strict=True) for part, own in parts)
     return torch.cat([torch.cat([losses(*piece) for piece in of_samples], 1) for of_samples in pieces])
+
+
+TILE, COLUMNS = 2**19, 2048
+"""Logits of a tile, 2 MiB of float32, and tokens of one; a larger vocabulary is taken in several."""
+
+LEAST_SHARE = 1e-5
+"""Of all tokens at some position: what a token has at least that is one of :class:`FewWords`."""
+
+MANY_WORDS = 2**16
+"""Vocabulary from which on a processor makes no logits where losses are taken of them: to write and read all of them takes as
+long as a third of the products."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LogitMap:
+    """The linear map from hidden states to logits: weight ``(vocab_size, hidden_size)``, bias ``(vocab_size,)`` or ``None``;
+    and whether changes are multiplied in bfloat16."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    coarse: bool = False
+
+    def tiles(self, hidden: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Rows, tokens, and their logits, tile by tile, of hidden ``(n, width)``."""
+        rows = max(1, TILE // min(COLUMNS, len(self.weight)))
+        for start in range(0, len(self.weight), COLUMNS):
+            columns = slice(start, start + COLUMNS)
+            weight = self.weight[columns].to(hidden.dtype)
+            bias = None if self.bias is None else self.bias[columns].to(hidden.dtype)
+            for first in range(0, len(hidden), rows):
+                chosen = slice(first, first + rows)
+                yield chosen, columns, nn.functional.linear(hidden[chosen], weight, bias)
+
+    def log_sum_exp(self, hidden: Tensor, likeliest: Tensor | None = None) -> Tensor:
+        """Log-sum-exp of the logits, ``(n,)`` for hidden states ``(n, width)``; ``likeliest``, int64 ``(n,)``, becomes the
+        tokens of the largest."""
+        total, most = hidden.new_zeros(len(hidden)), hidden.new_full((len(hidden),), -math.inf)
+        for rows, columns, logits in self.tiles(hidden):
+            if likeliest is None:
+                largest = logits.amax(-1)
+            else:
+                largest, token = logits.max(-1)
+                likeliest[rows] = torch.where(largest > most[rows], columns.start + token, likeliest[rows])
+            top = torch.maximum(largest, most[rows])
+            total[rows] = total[rows] * (most[rows] - top).exp() + logits.sub_(top[:, None]).exp_().sum(-1)
+            most[rows] = top
+        return total.log() + most
+
+    def of(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """The logit of one token of each, ``(n,)``."""
+        own = torch.linalg.vecdot(hidden, self.weight[tokens].to(hidden.dtype))
+        return own if self.bias is None else own + self.bias[tokens].to(own.dtype)
+
+    def log_sum_exp_changes(self, hidden: Tensor, log_sum_exp: Tensor, moved: Tensor) -> Tensor:
+        """Changes ``(edits, n)`` of the log-sum-exp of hidden ``(n, width)`` moved by ``(edits, n, width)``: of the logits
+        unedited, and the products in bfloat16 of the changes and the weight."""
+        rounded = moved.to(torch.bfloat16)
+        total = hidden.new_zeros(1 + len(moved), len(hidden))
+        for rows, columns, logits in self.tiles(hidden):
+            logits -= log_sum_exp[rows, None]
+            weight = self.weight[columns].to(torch.bfloat16)  # every time: all at once are half a model of many tokens
+            total[0, rows] += logits.exp().sum(-1)
+            for edit, change in enumerate(rounded, 1):
+                total[edit, rows] += (logits + nn.functional.linear(change[rows], weight)).exp_().sum(-1)
+        return (total[1:] / total[0]).log()
+
+
+class FewWords:
+    """A map to logits of the tokens that have :data:`LEAST_SHARE` or more at some position; all others together keep the share
+    that they have at each.
+
+    Args:
+        states: hidden ``(batch, length, width)`` of the model as it is, which those of a changed one are compared with.
+        targets: int64 ``(batch, length)``; :data:`IGNORED` where nothing is scored.
+    """
+
+    @torch.no_grad()
+    def __init__(self, logits: LogitMap, states: Tensor, targets: Tensor) -> None:
+        hidden, self.of = states[targets.to(states.device) != IGNORED], logits.of
+        every, largest = logits.log_sum_exp(hidden), hidden.new_full((len(logits.weight),), -math.inf)
+        for rows, columns, made in logits.tiles(hidden):
+            largest[columns] = torch.maximum(largest[columns], (made - every[rows, None]).amax(0))
+        chosen = largest >= math.log(LEAST_SHARE)
+        self.few = LogitMap(logits.weight[chosen], None if logits.bias is None else logits.bias[chosen])
+        self.others = every - self.few.log_sum_exp(hidden)
+
+    def log_sum_exp(self, hidden: Tensor) -> Tensor:
+        """Of the same positions, ``(n, width)``, of a changed model."""
+        return self.few.log_sum_exp(hidden) + self.others
+
+
+_makes_logits: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def without_logits(model: nn.Module) -> Iterator[LogitMap | None]:
+    """Within it, the logits that a model gives are what its head reads, and the map is given; ``None`` where they are logits.
+
+    They stay logits in half precision, on accelerators, with less than :data:`MANY_WORDS`, and where a forward shows that
+    something follows the head. It runs once for a model, where the block is entered: nothing else may watch the model there.
+    """
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if type(head) is not nn.Linear or head.out_features < MANY_WORDS or head.weight.device.type != "cpu":
+        yield None
+        return
+    if model not in _makes_logits:
+        made = list[Tensor]()
+        hook = head.register_forward_hook(lambda module, inputs, output: made.append(output.clone()))
+        with contextlib.suppress(Exception), torch.no_grad():  # what reads no such tokens has no logits of this kind
+            ids = torch.tensor([[7, 11]])  # padding may be all zeros, of which any cap makes zeros
+            logits = model(input_ids=ids).logits
+            _makes_logits[model] = len(made) == 1 and torch.equal(made[0], logits) and head.weight.dtype.itemsize >= 4
+        hook.remove()
+    if not _makes_logits.setdefault(model, False):
+        yield None
+        return
+    own = vars(head)
+    before = {name: own[name] for name in ("forward",) if name in own}
+    own["forward"] = lambda states: states
+    try:
+        yield LogitMap(head.weight.detach(), None if head.bias is None else head.bias.detach())
+    finally:
+        del own["forward"]
+        own.update(before)
 
 
 def tokens_at_once(logits: Tensor, *, tokens: int = 1) -> int:

@@ -34,7 +34,6 @@ Parts = tuple[Tensor, Tensor, Tensor]
 class Integers:
     """Codes of integers: a grid of keys belongs to one channel of a group of slots, and a grid of values to one token."""
 
-    name: str
     bits: int
 
     def require(self, size: int, what: str) -> None:
@@ -69,37 +68,14 @@ class Integers:
         ring *= scales
 
 
-@dataclasses.dataclass(frozen=True)
-class Floats:
-    """Codes of a floating-point format: blocks are along the channels of a token, the whole is a head's group of slots."""
+Kind = Integers | FloatFormat
+"""How numbers of the ring are kept: of floats blocks are channels of a token, and the whole is a head's group of slots."""
 
-    format: FloatFormat
-
-    @property
-    def bits(self) -> int:
-        """Of a number."""
-        return self.format.bits
-
-    def require(self, size: int, what: str) -> None:
-        """Refuse heads whose channels do not fill blocks."""
-        self.format.require(size, what)
-
-    def encode(self, side: Side, states: Tensor) -> Parts:
-        """Of whole groups, ``(batch, num_kv_heads, groups, group, head_dim)``."""
-        return self.format.encode(states, states.abs().amax((-1, -2), keepdim=True))
-
-    def widen(self, ring: Tensor, parts: Parts) -> None:
-        """Write what codes stand for into ``ring``, of the dtype of the model."""
-        ring.copy_(self.format.decode(*parts))
-
-
-KINDS: dict[str, Integers | Floats] = {
-    "int8": Integers("int8", 8), "int4": Integers("int4", 4), **{name: Floats(one) for name, one in FORMATS.items()}
-}  # fmt: skip
+KINDS: dict[str, Kind] = {"int8": Integers(8), "int4": Integers(4), **FORMATS}
 """What ``quantized`` may be."""
 
 
-def read_kind(quantized: str | None) -> Integers | Floats | None:
+def read_kind(quantized: str | None) -> Kind | None:
     """How numbers of the ring are kept; ``None`` for one that is not quantised."""
     if quantized is not None and (not isinstance(quantized, str) or quantized not in KINDS):
         raise ConfigurationError(f"`quantized` {quantized!r} is none of {', '.join(KINDS)}; None keeps the dtype of the model")
@@ -123,7 +99,7 @@ class Workspace:
 
 
 class QuantizedLayer(SlotLayer):
-    """A :class:`SlotLayer` whose ring holds codes of eight or four bits between the steps: integers, or :class:`Floats`.
+    """A :class:`SlotLayer` whose ring holds codes of eight or four bits between the steps: integers, or floating-point numbers.
 
     Keys have outliers in a few channels and values have none (Liu et al. 2024, KIVI, arXiv 2402.02750), so a grid of keys
     belongs to one channel of a group of slots that follow each other, and a grid of values to one token.
@@ -152,7 +128,7 @@ class QuantizedLayer(SlotLayer):
     waiting: Tensor
     sinks: Tensor
 
-    def __init__(self, table: SlotTable, rotation: Rotation | None, kind: Integers | Floats, workspace: Workspace) -> None:
+    def __init__(self, table: SlotTable, rotation: Rotation | None, kind: Kind, workspace: Workspace) -> None:
         super().__init__(table, rotation)
         self.kind, self.workspace = kind, workspace
         self.ring = table.policy.num_slots - self.fixed
@@ -169,7 +145,7 @@ class QuantizedLayer(SlotLayer):
             require_memory(needed, f"one layer of a cache of {self.ring} tokens in {self.kind.bits} bits")
         for side, states in zip(SIDES, (key_states, value_states), strict=True):
             size = states.shape[-1]
-            empty = self.kind.encode(side, states.new_zeros(batch, heads, groups, self.group, size))
+            empty = self._encoded(side, states.new_zeros(batch, heads, groups, self.group, size))
             newest = states.new_zeros(batch, heads, self.group, size)
             parts = {**dict(zip(PARTS, empty, strict=True)), "newest": newest}
             for part, tensor in parts.items():
@@ -216,6 +192,12 @@ class QuantizedLayer(SlotLayer):
         assert isinstance(tensor, Tensor)
         return tensor
 
+    def _encoded(self, side: Side, states: Tensor) -> Parts:
+        """Of whole groups, ``(batch, num_kv_heads, groups, group, head_dim)``."""
+        if isinstance(self.kind, Integers):
+            return self.kind.encode(side, states)
+        return self.kind.encode(states, states.abs().amax((-1, -2), keepdim=True))
+
     def _parts(self, side: Side) -> Parts:
         codes, scales, zeros = (self._get(side, part) for part in PARTS)
         return codes, scales, zeros
@@ -238,7 +220,10 @@ class QuantizedLayer(SlotLayer):
             batch, heads, groups, size = *parts[0].shape[:3], newest.shape[-1]
             held = self.workspace.empty(side, newest, (batch, heads, self.fixed + groups * self.group, size))
             ring = held[:, :, self.fixed :].unflatten(2, (groups, self.group))
-            self.kind.widen(ring, parts)
+            if isinstance(self.kind, Integers):
+                self.kind.widen(ring, parts)
+            else:
+                ring.copy_(self.kind.decode(*parts))
             if self._open is None:
                 ring.copy_(torch.where(self.waiting[:, None, :, :, None], newest[:, :, None], ring))
             else:
@@ -250,7 +235,7 @@ class QuantizedLayer(SlotLayer):
 
     def _round(self, side: Side, groups: slice | Tensor, states: Tensor) -> None:
         """Codes of whole groups, ``(batch, num_kv_heads, chosen groups, group, head_dim)``."""
-        for held, fresh in zip(self._parts(side), self.kind.encode(side, states), strict=True):
+        for held, fresh in zip(self._parts(side), self._encoded(side, states), strict=True):
             held[:, :, groups] = fresh
 
     def _keep(self, step: Step) -> None:
@@ -334,7 +319,7 @@ class QuantizedHybridLayer(HybridLayer, QuantizedLayer):
 
 
 def make_layers(
-    model: PreTrainedModel, slots: SlotTable, rotations: KeyRotations, kind: Integers | Floats | None
+    model: PreTrainedModel, slots: SlotTable, rotations: KeyRotations, kind: Kind | None
 ) -> list[SlotLayer | RecurrentLayer]:
     """The layers of a cache of slots, each of the kind that its layer of the model asks for; ``kind`` of codes."""
     layers: dict[int, SlotLayer | RecurrentLayer] = {

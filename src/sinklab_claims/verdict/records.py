@@ -68,10 +68,12 @@ class PartFound:
 
 
 def in_words(verdict: str, parts: Sequence[PartFound]) -> str:
-    """A verdict for tables: of one that holds in part, in how many of its parts: ``in part (2 of 3)``."""
-    counted = [part for part in parts if not part.secondary]
-    held = sum(part.verdict == "reproduced" for part in counted)
-    return f"in part ({held} of {len(counted)})" if verdict == "in part" else verdict
+    """A verdict for tables; of one that holds in part, how many parts do and are refuted: ``in part (2 of 4, 1 refuted)``."""
+    if verdict != "in part":
+        return verdict
+    of = [part.verdict for part in parts if not part.secondary]
+    held, fail = of.count("reproduced"), of.count("not reproduced")
+    return f"in part ({held} of {len(of)}" + (f", {fail} refuted)" if fail else ")")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from sinklab.errors import ConfigurationError, MeasurementError, UnsupportedModelError
-from sinklab.studies.causes import readout as readouts
-from sinklab.studies.causes.readout import ClassLogits, LogitMap, MaskedToken, NextToken, readout_for
+from sinklab.models.losses import LogitMap
+from sinklab.studies.causes.readout import ClassLogits, MaskedToken, NextToken, readout_for
 from sinklab.studies.causes.samples import Samples, masked_samples, token_samples
 from sinklab.testing import tiny_models
 
@@ -140,8 +140,8 @@ def test_classes_by_hand():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("readout", [NextToken(), MaskedToken()])
 def test_changes_from_hidden_states_are_those_from_logits(monkeypatch, readout, bias, offset):
-    monkeypatch.setattr(readouts, "COLUMNS", 16)  # several tiles in both directions
-    monkeypatch.setattr(readouts, "TILE", 64)
+    monkeypatch.setattr("sinklab.models.losses.COLUMNS", 16)  # several tiles in both directions
+    monkeypatch.setattr("sinklab.models.losses.TILE", 64)
     generator = torch.Generator().manual_seed(0)
     vocabulary, width, samples = 50, 6, 3
 
@@ -149,12 +149,12 @@ def test_changes_from_hidden_states_are_those_from_logits(monkeypatch, readout, 
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     weight = normal(vocabulary, width)
-    shift = normal(vocabulary) + offset if bias else None  # the centre takes an offset out
+    shift = normal(vocabulary) + offset if bias else None
     targets = torch.randint(0, vocabulary, (samples, 7), generator=generator)
     domains = torch.randint(-1, 1, (samples, 7), generator=generator)
     texts = Samples({"input_ids": targets}, domains, targets)
     clean, edited = normal(samples, 7, width), normal(2 * samples, 7, width)
-    edited[0] *= 40.0  # far from the centre: summed with its own maximum
+    edited[0] *= 40.0  # far from the others
     edited[samples:] = clean  # the second edit changes nothing
     found = readout.compare_hidden(clean, LogitMap(weight, shift), texts)
     expected = readout.compare(torch.nn.functional.linear(clean, weight, shift), texts)

@@ -91,11 +91,11 @@ def test_an_interrupted_run_goes_on_with_the_losses_that_it_has(spiked, tmp_path
     """Ended between two sites: what was measured before is not measured again, and the result is that of one run."""
     losses, measured = Twin.losses, []
 
-    def watched(self, samples, treatment, *rest):
+    def watched(self, samples, treatment, *rest, **more):
         if len(measured) == 8:
             raise KeyboardInterrupt
         measured.append(treatment)
-        return losses(self, samples, treatment, *rest)
+        return losses(self, samples, treatment, *rest, **more)
 
     monkeypatch.setattr(Twin, "losses", watched)
     asked = {"inputs": rows(48), "calibration": CALIBRATION, "schemes": ["w8a8", "w8a16"], "out": tmp_path / "out"}
@@ -106,7 +106,7 @@ def test_an_interrupted_run_goes_on_with_the_losses_that_it_has(spiked, tmp_path
     again = quantize(bigram(spike=1024), **asked)
     whole = [*measured]
     measured.clear()
-    monkeypatch.setattr(Twin, "losses", lambda *given: (measured.append(0), losses(*given))[1])
+    monkeypatch.setattr(Twin, "losses", lambda *given, **more: (measured.append(0), losses(*given, **more))[1])
     quantize(bigram(spike=1024), **{**asked, "out": None})
     assert len(whole) - 1 == len(measured)
     assert again.summary == spiked.summary

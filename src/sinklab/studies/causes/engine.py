@@ -22,11 +22,11 @@ from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.intervention import HeadIntervention
 from sinklab.attention.session import attend
 from sinklab.errors import MeasurementError
-from sinklab.models.losses import tokens_at_once
+from sinklab.models.losses import LogitMap, tokens_at_once
 from sinklab.results.run import Progress, silent
 from sinklab.sinks import Head
 from sinklab.studies.causes.effects import CLEAN, Edited, Effects, HeadEdit, HeadGroup, members_of, one_by_one
-from sinklab.studies.causes.readout import LogitMap, PlainChanges, Readout, TokenChanges
+from sinklab.studies.causes.readout import PlainChanges, Readout, TokenChanges
 from sinklab.studies.causes.replay import HeadsEdit, Recording, Replay
 from sinklab.studies.causes.samples import Samples
 

@@ -3,74 +3,17 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
-from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
-from sinklab.models.losses import LossKind, cross_entropies, loss_kind
+from sinklab.models.losses import LogitMap, LossKind, cross_entropies, loss_kind
 from sinklab.studies.causes.samples import Samples
 
-TILE = 2**19
-"""Logits of a tile, 2 MiB of float32."""
-COLUMNS = 2048
-"""Tokens of a tile; a larger vocabulary is taken in several."""
 FAR = 60.0
-"""Distance of a log-sum-exp from the centre beyond which exponentials are no longer summed as they are; float32 ends at 88."""
-SOME = 64
-"""Positions whose mean log-sum-exp is the centre."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LogitMap:
-    """The linear map from hidden states to logits: weight ``(vocab_size, hidden_size)``, bias ``(vocab_size,)`` or ``None``;
-    and whether changes are multiplied in bfloat16."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-    coarse: bool = False
-
-    def tiles(self, hidden: Tensor, center: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows, logits less the centre ``(rows, columns)``, and piece of the weight, tile by tile, of hidden ``(n, width)``."""
-        rows = max(1, TILE // min(COLUMNS, len(self.weight)))
-        for start in range(0, len(self.weight), COLUMNS):
-            weight = self.weight[start : start + COLUMNS].to(hidden.dtype)
-            bias = -center.expand(len(weight))  # part of the product, where it costs nothing
-            if self.bias is not None:
-                bias = bias + self.bias[start : start + COLUMNS].to(hidden.dtype)
-            for first in range(0, len(hidden), rows):
-                chosen = slice(first, first + rows)
-                yield chosen, nn.functional.linear(hidden[chosen], weight, bias), weight
-
-    def log_sum_exp(self, hidden: Tensor, center: Tensor) -> Tensor:
-        """Log-sum-exp of the logits less the centre, ``(n,)`` for hidden states ``(n, width)``; fast where it is small."""
-        total = hidden.new_zeros(len(hidden))
-        for rows, logits, _ in self.tiles(hidden, center):
-            total[rows] += logits.exp_().sum(-1)
-        result = total.log()
-        far = ~(result.abs() < FAR)  # NaN and infinity too
-        if bool(far.any()):
-            exact = hidden.new_full((int(far.sum()),), float("-inf"))
-            for rows, logits, _ in self.tiles(hidden[far], center):
-                exact[rows] = torch.logaddexp(exact[rows], torch.logsumexp(logits, dim=-1))
-            result[far] = exact
-        return result
-
-    def log_sum_exp_changes(self, hidden: Tensor, center: Tensor, log_sum_exp: Tensor, moved: Tensor) -> Tensor:
-        """Changes ``(edits, n)`` of the log-sum-exp of hidden ``(n, width)`` moved by ``(edits, n, width)``: of the logits
-        unedited, and the products in bfloat16 of the changes and the weight."""
-        rounded = moved.to(torch.bfloat16)
-        total = hidden.new_zeros(1 + len(moved), len(hidden))
-        for rows, logits, weight in self.tiles(hidden, center):
-            logits -= log_sum_exp[rows, None]
-            columns = weight.to(torch.bfloat16)  # every time: of all at once it would be half a model of a large vocabulary
-            total[0, rows] += logits.exp().sum(-1)
-            for edit, change in enumerate(rounded, 1):
-                total[edit, rows] += (logits + nn.functional.linear(change[rows], columns)).exp_().sum(-1)
-        return (total[1:] / total[0]).log()
+"""Change of a log-sum-exp beyond which exponentials of changes are not summed as they are; float32 ends at 88."""
 
 
 class TokenChanges:
@@ -86,16 +29,9 @@ class TokenChanges:
         self._scored = scored.to(hidden.device)
         self._hidden = self._rows(hidden)[0]
         chosen = targets.to(hidden.device)[self._scored]
-        some = self._hidden[:SOME]
-        self._center = some.new_zeros(())
-        if len(some):
-            self._center = logits.log_sum_exp(some, self._center).mean()
-        self._log_sum_exp = logits.log_sum_exp(self._hidden, self._center)
+        self._log_sum_exp = logits.log_sum_exp(self._hidden)
         self._target_rows = logits.weight[chosen].to(self._hidden.dtype)
-        own = torch.linalg.vecdot(self._hidden, self._target_rows) - self._center
-        if logits.bias is not None:
-            own = own + logits.bias[chosen].to(own.dtype)
-        self.clean_loss = self._spread((self._log_sum_exp - own)[None])[0]
+        self.clean_loss = self._spread((self._log_sum_exp - logits.of(self._hidden, chosen))[None])[0]
 
     def changes(self, hidden: Tensor) -> Tensor:
         """Change of the loss, ``(edits, samples, seq_len)``.
@@ -106,9 +42,9 @@ class TokenChanges:
         edited = self._rows(hidden)
         moved = edited - self._hidden
         if self._logits.coarse:
-            change = self._logits.log_sum_exp_changes(self._hidden, self._center, self._log_sum_exp, moved)
+            change = self._logits.log_sum_exp_changes(self._hidden, self._log_sum_exp, moved)
         if not self._logits.coarse or not bool((change.abs() < FAR).all()):
-            change = torch.stack([self._logits.log_sum_exp(states, self._center) for states in edited]) - self._log_sum_exp
+            change = torch.stack([self._logits.log_sum_exp(states) for states in edited]) - self._log_sum_exp
         return self._spread(change - torch.linalg.vecdot(moved, self._target_rows))
 
     def _rows(self, hidden: Tensor) -> Tensor:

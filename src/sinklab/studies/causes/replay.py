@@ -26,7 +26,7 @@ from sinklab.attention.modules import held
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
 from sinklab.errors import MeasurementError
-from sinklab.studies.causes.readout import LogitMap
+from sinklab.models.losses import LogitMap
 from sinklab.studies.causes.samples import Samples
 
 HeadsEdit: TypeAlias = tuple[Sequence[int], Tensor]

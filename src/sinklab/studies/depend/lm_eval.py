@@ -26,6 +26,7 @@ from transformers.cache_utils import DynamicLayer
 
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import LoadedModel, opened
+from sinklab.models.losses import LogitMap, without_logits
 from sinklab.policies.base import PolicySpec, SlotPolicy
 from sinklab.policies.full import Full
 from sinklab.policies.window import Window
@@ -280,16 +281,17 @@ class PolicyLM(TemplateLM):
             beginnings = self.beginnings
         total = sum(len(part.ids) - 1 - shared for part, shared in zip(parts, common, strict=True))
         totals, greedy, done = [0.0] * len(texts), [True] * len(texts), 0
-        for group in groups:
-            rows, column = beginnings.begin(reader, group) if beginnings else ([group], 0)
-            done += column * len(rows)
-            for tokens, scores in _read_tree(reader, rows, column):
-                done += tokens
-                self.progress(min(done, total), total)
-                for owner, right, best in scores:
-                    totals[owner] += right
-                    greedy[owner] &= best
-            reader.reset()
+        with without_logits(self.model) as head:
+            for group in groups:
+                rows, column = beginnings.begin(reader, group) if beginnings else ([group], 0)
+                done += column * len(rows)
+                for tokens, scores in _read_tree(reader, rows, column, head):
+                    done += tokens
+                    self.progress(min(done, total), total)
+                    for owner, right, best in scores:
+                        totals[owner] += right
+                        greedy[owner] &= best
+                reader.reset()
         return list(zip(totals, greedy, strict=True))
 
     def _part(self, context: list[int], continuation: list[int], owner: int) -> _Part:
@@ -399,11 +401,13 @@ def _groups(parts: list[_Part], common: Sequence[int], held: Sequence[int]) -> I
         start = stop
 
 
-def _read_tree(reader: Reader, rows: list[list[_Part]], column: int = 0) -> Iterator[tuple[int, list[tuple[int, float, bool]]]]:
+def _read_tree(
+    reader: Reader, rows: list[list[_Part]], column: int = 0, head: LogitMap | None = None
+) -> Iterator[tuple[int, list[tuple[int, float, bool]]]]:
     """Read sorted parts together, a row of the cache for each beginning that differs; after each forward its tokens, and of
     every token that was scored the owner, its log-likelihood, and whether it was the likeliest.
     """
-    device, vocabulary = reader.model.device, reader.model.config.get_text_config().vocab_size
+    device, vocabulary = reader.model.device, reader.model.config.get_text_config().vocab_size if head is None else 1
     while True:
         going_on = [[part for part in members if len(part.ids) - 1 > column] for members in rows]
         ahead = slice(column, column + AHEAD)
@@ -426,7 +430,7 @@ def _read_tree(reader: Reader, rows: list[list[_Part]], column: int = 0) -> Iter
         if scored < stop:
             stop = min(stop, scored + max(1, LOGITS // (len(rows) * vocabulary)))
         tokens = torch.tensor([row[0].ids[column:stop] for row in rows], device=device)
-        logits = reader.read(tokens, keep=max(1, stop - scored)).float()
+        logits = reader.read(tokens, keep=max(1, stop - scored))
         asked = [
             (index, at, part.ids[at + 1], part.owner)
             for index, row in enumerate(rows)
@@ -438,8 +442,16 @@ def _read_tree(reader: Reader, rows: list[list[_Part]], column: int = 0) -> Iter
             index, at, target, owners = (list(one) for one in zip(*asked, strict=True))
             places = torch.tensor(index, device=device), torch.tensor(at, device=device) - scored
             targets = torch.tensor(target, device=device)
-            right = logits[(*places, targets)].double() - logits.logsumexp(dim=-1).double()[places]
-            best = logits.argmax(dim=-1)[places] == targets
+            if head is None:
+                logits = logits.float()
+                right = logits[(*places, targets)].double() - logits.logsumexp(dim=-1).double()[places]
+                best = logits.argmax(dim=-1)[places] == targets
+            else:  # states that several texts share are put to the head once
+                once, back = torch.unique(torch.stack(places), dim=1, return_inverse=True)
+                states, likeliest = logits[tuple(once)], torch.zeros(once.shape[1], dtype=torch.int64, device=device)
+                sums = head.log_sum_exp(states, likeliest)
+                right = (head.of(states[back], targets) - sums[back]).clamp_max(0.0).double()
+                best = likeliest[back] == targets
             scores = list(zip(owners, right.tolist(), best.tolist(), strict=True))
         column = stop
         yield tokens.numel(), scores

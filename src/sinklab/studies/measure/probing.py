@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import pandas as pd
 import torch
@@ -21,7 +21,7 @@ from sinklab.corpora.base import HELD, Encoder
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, MeasurementError, UnknownNameError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import IGNORED, cross_entropies, is_two_sided
+from sinklab.models.losses import IGNORED, FewWords, cross_entropies, is_two_sided, without_logits
 from sinklab.registry import probes as probe_registry
 from sinklab.results.environment import in_units, require_memory
 from sinklab.results.metric import metrics_of
@@ -152,12 +152,12 @@ def run_probes(
     if uses_returned(model):
         size, stage = _room_for_weights(model, samples, batch_size, size, stage)
     progress(stage, 0, len(samples))
-    with looking_at(model, probes) as session:
+    with without_logits(model) if loss else nullcontext() as head, looking_at(model, probes) as session:
         for batch in samples.batches(size):
             output = model(**forward_arguments(model, batch, full_logits=loss))
             if loss:
                 logits, targets = scored_pairs(output.logits, batch)
-                each, counts = cross_entropies(logits, targets), (targets != IGNORED)
+                each, counts = cross_entropies(logits, targets, head), (targets != IGNORED)
                 total += each.sum().item()
                 scored += int(counts.sum())
                 losses.append((each.sum(1).cpu() / counts.sum(1).cpu()).double())
@@ -176,13 +176,17 @@ def tokens_at_once(model: nn.Module) -> int:
 
 
 @torch.inference_mode()
-def sample_losses(model: PreTrainedModel, samples: Samples) -> Tensor:
-    """The loss of every scored position of every sample in nats, float32 ``(samples, positions)``; NaN where none is taken."""
+def sample_losses(model: PreTrainedModel, samples: Samples, few: FewWords | None = None) -> Tensor:
+    """The loss of every scored position of every sample in nats, float32 ``(samples, positions)``; NaN where none is taken.
+
+    With ``few``, which was made of as many samples as one forward takes, by these words.
+    """
     size = max(1, tokens_at_once(model) // (samples.positions or UNKNOWN_POSITIONS))
     losses = []
-    for batch in samples.batches(size):
-        logits, targets = scored_pairs(model(**forward_arguments(model, batch, full_logits=True)).logits, batch)
-        losses.append(cross_entropies(logits, targets).cpu().masked_fill(targets.cpu() == IGNORED, torch.nan))
+    with without_logits(model) as head:
+        for batch in samples.batches(size):
+            logits, targets = scored_pairs(model(**forward_arguments(model, batch, full_logits=True)).logits, batch)
+            losses.append(cross_entropies(logits, targets, few or head).cpu().masked_fill(targets.cpu() == IGNORED, torch.nan))
     return torch.cat(losses)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sinklab.attention.modules import linear_map, submodule, weight_of
 from sinklab.attention.session import attend
 from sinklab.corpora.samples import Samples
-from sinklab.models.losses import IGNORED, cross_entropies, loss_kind
+from sinklab.models.losses import IGNORED, LogitMap, cross_entropies, loss_kind, without_logits
 from sinklab.studies.measure.probing import scored_pairs
 from sinklab.studies.origin.found import Channel, Unit
 from sinklab.studies.origin.structure import Sublayer, Tap
@@ -266,12 +266,13 @@ def _run_edit(
         taps.append(_Edited(edit, rows, masks, first))
         watched.append(PlaceWeights(at[rows]))
         inside = setting.entered_at(first, rows) if first else contextlib.nullcontext()
-        with inside, taps[-1].on(model, setting.structure), attend(model, watched[-1:], verify=verify and len(taps) == 1):
-            output = setting.forward(batch, scored=takes_loss and batch.scored is None)
-        if takes_loss and batch.scored is not None:  # other samples are scored: masked texts, under the same edit
-            with _Edited(edit, rows, masks).on(model, setting.structure):
-                output = setting.forward(batch.scored)
-        losses.append(_mean_losses(output, batch.scored or batch) if takes_loss else _unknown(len(batch)))
+        with without_logits(model) as head:
+            with inside, taps[-1].on(model, setting.structure), attend(model, watched[-1:], verify=verify and len(taps) == 1):
+                output = setting.forward(batch, scored=takes_loss and batch.scored is None)
+            if takes_loss and batch.scored is not None:  # other samples are scored: masked texts, under the same edit
+                with _Edited(edit, rows, masks).on(model, setting.structure):
+                    output = setting.forward(batch.scored)
+        losses.append(_mean_losses(output, batch.scored or batch, head) if takes_loss else _unknown(len(batch)))
         progress(int(rows[-1]) + 1)
     layers = {name: layer for weights in watched for name, layer in weights.layers.items()}
     spikes, spiked = (torch.cat([torch.stack(getattr(tap, name), 1) for tap in taps]) for name in ("spikes", "spiked"))
@@ -290,14 +291,14 @@ def _unknown(samples: int) -> Tensor:
     return torch.full((samples,), float("nan"), dtype=torch.float64)
 
 
-def _mean_losses(output: object, samples: Samples) -> Tensor:
+def _mean_losses(output: object, samples: Samples, head: LogitMap | None) -> Tensor:
     """Mean loss of every sample over its scored positions, float64 ``(samples,)``; NaN for a sample without one."""
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         return _unknown(len(samples))
     own, targets = scored_pairs(logits, samples)
     scored = (targets != IGNORED).to(own.device)
-    sums = cross_entropies(own, targets).double().masked_fill(~scored, 0.0).sum(1)
+    sums = cross_entropies(own, targets, head).double().masked_fill(~scored, 0.0).sum(1)
     return (sums / scored.sum(1)).cpu()
 
 

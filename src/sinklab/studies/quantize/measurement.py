@@ -16,7 +16,7 @@ from sinklab.attention.maps import token_text
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, MeasurementError, SinklabError, UnsupportedModelError
 from sinklab.models.loading import LoadedModel
-from sinklab.models.losses import guess_warning, is_causal_lm, loss_kind
+from sinklab.models.losses import LEAST_SHARE, guess_warning, is_causal_lm, loss_kind
 from sinklab.models.positions import length_warnings
 from sinklab.models.tokenizer import kind_of
 from sinklab.results.blocks import interval, quote
@@ -57,6 +57,9 @@ FEW = 16
 
 SHARE = 0.1
 """Of the gap: what carries less is looked at no further."""
+
+LEADING = 4
+"""Of the others, so many blocks, and sites of these, are looked at on all samples: those that cost most on the few."""
 
 Verdict = Literal["gap", "none", "not measurable"]
 
@@ -152,6 +155,7 @@ class _Examination:
     def __post_init__(self) -> None:
         self.sinks: Sinks | None = None
         self.known: dict[str, Tensor] = {}
+        self.limits: list[str] = []
         self.twin = Twin(self.loaded.model, integer=self.request.integer)
         self.variants = [
             (scheme, per_token)
@@ -297,14 +301,22 @@ class _Examination:
             BlockFound(block=name, layer=self.twin.sites[of_block[name][0]].layer, **found)
             for name, found in self._alone(base, of_block, level, least, BLOCKS).items()
         ]
-        carrying = [key for one in blocks if one.low > 0 and one.high > least for key in of_block[one.block]]
-        alone = self._alone(base, {key: [key] for key in carrying}, level, least, SITES)
+        carrying = [one for one in blocks if one.low > 0 and one.high > least]
+        leading = sorted(carrying, key=lambda one: -one.gap)[:LEADING]
+        if len(carrying) > LEADING:
+            self.limits.append(
+                f"Sites are those of {LEADING} blocks that cost most; {len(carrying)} may carry a tenth of the gap."
+            )
+        if self.twin.by_few_words:
+            self.limits.append(f"Of one block or site alone, words below {LEAST_SHARE:g} everywhere keep their share together.")
+        keys = [key for one in carrying if one in leading for key in of_block[one.block]]
+        alone = self._alone(base, {key: [key] for key in keys}, level, least, SITES)
         return level, blocks, [SiteFound(**dataclasses.asdict(channels[key]), **found) for key, found in alone.items()]
 
     def _alone(
         self, base: Treatment, groups: Mapping[str, Collection[str]], level: float, least: float, stage: str
     ) -> dict[str, dict[str, Any]]:
-        """Gap with each group of sites alone on grids; on all samples where the first leave open that it is ``least``."""
+        """Gap with each group of sites alone on grids; on all samples of those with most that may be ``least`` on the first."""
         if not groups:
             return {}
         treatments = {name: dataclasses.replace(base, sites=frozenset(sites)) for name, sites in groups.items()}
@@ -319,13 +331,15 @@ class _Examination:
             names = [f"{name} alone under {base.scheme.name}, from sample {taken.start}" for name in open_groups]
 
             def keep(batch: int, number: int, compute: Callable[[], Tensor], names: Sequence[str] = names) -> Tensor:
-                return self.kept(f"{names[number]}, batch {batch}", compute)
+                few = " by few words" if self.twin.by_few_words else ""
+                return self.kept(f"{names[number]}, batch {batch}{few}", compute)
 
             losses = self.twin.losses_of(samples, chosen, functools.partial(self.progress, shown), keep)
             for name, part in zip(open_groups, losses, strict=True):
                 gaps[name] = np.concatenate([gaps[name], _means(part) - clean])
             intervals = {name: mean_over_items(gaps[name], level=level) for name in open_groups}
             open_groups = [name for name in open_groups if intervals[name].high > least]
+            open_groups = sorted(open_groups, key=lambda name: -intervals[name].mean)[:LEADING]
         return {
             name: {"gap": found.mean, "low": found.low, "high": found.high, "texts": len(gaps[name])}
             for name, found in ((name, mean_over_items(values, level=level)) for name, values in gaps.items())
@@ -420,6 +434,7 @@ class _Examination:
         model, count = self.loaded.model, len(self.samples)
         noun = {"pairs": "pair", "image": "picture", "audio": "recording"}.get(self.samples.kind, "text")
         warnings = [guess_warning(model, float(self.clean_means.mean())), *length_warnings(model, self.samples, None)]
+        warnings += self.limits
         if scheme.verdict == "none":
             warnings.append(rare_cost(count, noun))
             if scheme.high < 0:

@@ -20,7 +20,15 @@ from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.float_grids import FORMATS, FloatInputs, FloatWeights
 from sinklab.models.integer_linear import Grid, LinearSetting, QuantizedLinear, WeightCodes, affine_grid, weight_codes
-from sinklab.studies.measure.probing import TOKENS_PER_BATCH, UNKNOWN_POSITIONS, forward_arguments, sample_losses
+from sinklab.models.losses import FewWords, LogitMap, without_logits
+from sinklab.studies.measure.probing import (
+    TOKENS_PER_BATCH,
+    UNKNOWN_POSITIONS,
+    forward_arguments,
+    sample_losses,
+    scored_pairs,
+    tokens_at_once,
+)
 
 WHOLE_BITS = 16
 """In a scheme: left as floating-point numbers, which deployed models hold in 16 bits."""
@@ -171,7 +179,10 @@ class Twin:
     """A float32 copy of a model in which every linear map inside its blocks can be quantised; ``sites`` are these, by name.
 
     All that stands outside of the blocks stays as it is, and so does what happens inside the attention function.
+    ``by_few_words`` says that :meth:`losses_of` takes losses by :class:`~sinklab.models.losses.FewWords`.
     """
+
+    by_few_words = False
 
     def __init__(self, model: PreTrainedModel, *, integer: bool = True) -> None:
         require_unquantized(model)
@@ -199,6 +210,7 @@ class Twin:
         self._maps: dict[str, QuantizedLinear] = {}
         self._plain: dict[str, nn.Linear | Conv1D] = {}
         self._codes: dict[tuple[str, int, str | None], WeightCodes | FloatWeights] = {}
+        self._few: dict[str, FewWords] = {}
         for name, module in list(named_modules(self.model)):
             block = next((block for block in self._blocks if name.startswith(f"{block}.")), None)
             if block is None or linear_map(module) is None:
@@ -272,14 +284,15 @@ class Twin:
         return LinearSetting(weights, treatment.grid(site), positions, channels, self.integer)
 
     def losses(
-        self, samples: Samples, treatment: Treatment | None, progress: Callable[[int], None] = lambda done: None
-    ) -> Tensor:
-        """Losses under a treatment, float32 ``(samples, positions)``, NaN where none is taken."""
+        self, samples: Samples, treatment: Treatment | None, progress: Callable[[int], None] = lambda done: None,
+        few: FewWords | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Losses under a treatment, float32 ``(samples, positions)``, NaN where none is taken; ``few`` as of sample_losses."""
         self.apply(treatment)
         losses: list[Tensor] = []
         try:
             for batch in self._batches(samples):
-                losses.append(sample_losses(self.model, batch))
+                losses.append(sample_losses(self.model, batch, few))
                 progress(sum(map(len, losses)))
             return torch.cat(losses)
         finally:
@@ -289,7 +302,11 @@ class Twin:
         """So many samples at a time as their logits leave room for."""
         positions = samples.positions or UNKNOWN_POSITIONS
         classes = getattr(self.model.config.get_text_config(), "vocab_size", 1)
-        return list(samples.batches(max(1, min(TOKENS_PER_BATCH, LOGITS // classes) // positions)))
+        with without_logits(self.model) as head:
+            self.by_few_words = head is not None
+            most = LOGITS // classes if head is None else tokens_at_once(self.model)
+        count = -(-len(samples) // max(1, min(TOKENS_PER_BATCH, most) // positions))
+        return list(samples.batches(-(-len(samples) // count)))
 
     @torch.inference_mode()
     def losses_of(
@@ -305,21 +322,27 @@ class Twin:
         losses, done, batches = [], 0, self._batches(samples)
         trusted: bool | None = None  # whether blocks give again what they gave and nothing passes them by: in the first batch
         for of_batch, batch in enumerate(batches):
-            with replaying(self._blocks) as replay:
+            with without_logits(self.model) as head, replaying(self._blocks) as replay:
+                few: FewWords | None = None
                 recorded = False
 
-                def compute(number: int, batch: Samples = batch, replay: Replay = replay) -> Tensor:
-                    nonlocal recorded, trusted
-                    if not recorded and trusted is None:
-                        clean = sample_losses(self.model, batch)
-                        replay.begin(len(order) - 1)
-                        trusted = torch.equal(sample_losses(self.model, batch).nan_to_num(), clean.nan_to_num())
-                        trusted &= replay.trusted
-                    elif not recorded and trusted:
-                        self.model(**forward_arguments(self.model, batch, full_logits=False))
+                def compute(
+                    number: int, batch: Samples = batch, replay: Replay = replay, head: LogitMap | None = head
+                ) -> Tensor:
+                    nonlocal recorded, trusted, few
+                    if not recorded:
+                        arguments = forward_arguments(self.model, batch, full_logits=True)
+                        clean = self.model(**arguments).logits
+                        if trusted is None:
+                            replay.begin(len(order) - 1)
+                            again = self.model(**arguments).logits.nan_to_num_()
+                            trusted = torch.equal(again, clean.nan_to_num()) and replay.trusted
+                        if head is not None and batch.sha256 not in self._few:
+                            self._few[batch.sha256] = FewWords(head, *scored_pairs(clean, batch))
+                        few = self._few.get(batch.sha256)
                     replay.trusted, recorded = bool(trusted), True
                     replay.begin(first[number])
-                    return self.losses(batch, treatments[number])
+                    return self.losses(batch, treatments[number], few=few)
 
                 parts = []
                 for number in range(len(treatments)):
