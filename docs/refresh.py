@@ -19,6 +19,8 @@ from sinklab.results.table import COLUMNS
 from sinklab.training.callback import headline_metrics, tracked
 
 ROOT = Path(__file__).parents[1]
+PYPI = ROOT / "PYPI.md"
+"""What pyproject.toml gives as the long description; pictures would need an address, and the project has none yet."""
 
 
 def plugins(plural: str) -> str:
@@ -61,18 +63,32 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
+WRITTEN = {"sweep": "make sweep"}
+"""Parts that a long run has written, and its command."""
+
+
 def refreshed(text: str) -> str:
     """The document with every derived part made again."""
 
     def replace(match: re.Match[str]) -> str:
         name = match[1]
+        if name in WRITTEN:
+            return match[0]
         part = PARTS[name]() if name in PARTS else plugins(name)
         return f"<!-- begin {name} -->\n\n{part}\n\n<!-- end {name} -->"
 
     return re.sub(r"<!-- begin ([a-z_]+) -->.*?<!-- end \1 -->", replace, text, flags=re.DOTALL)
 
 
+def for_pypi(readme: str) -> str:
+    """The README as PyPI shows it, without what has no public address: pictures, and links to files beside it."""
+    text = re.sub(r"^!\[[^\]]*\]\([^)]*\)\n\n", "", readme, flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]+)\]\((?!https?://)[^)]*\)", r"\1", text)
+    return f"{text.rstrip()}\n\nThe pages that are spoken of here (docs/) and the examples are in the repository.\n"
+
+
 if __name__ == "__main__":
+    PYPI.write_text(for_pypi((ROOT / "README.md").read_text(encoding="utf-8")), encoding="utf-8")
     for path in sorted((ROOT / "docs").glob("*.md")):
         before = path.read_text(encoding="utf-8")
         if (after := refreshed(before)) != before:

@@ -1,30 +1,25 @@
-"""Talk for ever: the system message stays in the cache, of every turn only its own tokens are read, old turns are evicted."""
+"""Talk for ever: the system message stays in the cache, of every turn only its own tokens are read, old turns are evicted.
+
+python examples/chat_with_a_bounded_cache.py [MODEL]
+"""
 
 from __future__ import annotations
 
 import sys
 
-from sinklab import load_model
-from sinklab.streaming.chat import Chat
+from sinklab import Chat
 
 
 def main(name: str = "embedded:softmax") -> None:
-    loaded = load_model(name)
-    chat = Chat(
-        loaded.model,
-        tokenizer=loaded.tokenizer,
-        system="You write Python.",
-        policy={"name": "sink_window", "window": 60},
-        temperature=0.8,
-        top_k=50,
-    )
+    policy = {"name": "sink_window", "window": 60}
+    chat = Chat(name, system="You write Python.", policy=policy, temperature=0.8, top_k=50)
     for turn in ("Read a file.", "Now write it.", "What was the first thing that I asked?"):
         before = chat.stream.position
         answer = chat.say(turn)
         print(f"you  {turn}  ({answer.position - before} tokens read)")
         print("it  ", repr("".join(token.text for token in answer.generate(40))))
 
-    held = chat.stream.reader.cache.describe(loaded.tokenizer)
+    held = chat.stream.reader.cache.describe(chat.tokenizer)
     print("never evicted:", repr("".join(held.loc[held["pinned"], "text"])))
     print("held besides: ", repr("".join(held.loc[~held["pinned"]].sort_values("token")["text"])))
     print(chat.stream.telemetry())

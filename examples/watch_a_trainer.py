@@ -53,7 +53,7 @@ def main() -> None:
     train(GPT2LMHeadModel(config), rows)
     torch.manual_seed(0)
     print("gated")
-    model = attach(GPT2LMHeadModel(config), {"name": "gated", "element_wise": False})
+    model = attach(GPT2LMHeadModel(config), {"name": "gated", "element_wise": False, "double": True})
     train(model, rows)
     with tempfile.TemporaryDirectory() as folder:
         save_model(model, folder)

@@ -110,7 +110,7 @@ OPTIONS = {
     "empty text": (["--corpus", "EMPTY"], "is empty: it holds no text"),
     "not UTF-8": (["--corpus", "LATIN"], "is not UTF-8 text: byte 0xe9 at offset 3"),
     "text too short": (["--corpus", "SHORT", "--seq-len", "400"], "is too short: it gives 0 of 3 samples of 400 tokens"),
-    "no samples": (["--samples", "0"], "--samples at least 1"),
+    "no samples": (["--samples", "0"], "--samples must be at least 1, got 0"),
     "threshold": (["--threshold", "1.5"], "threshold 1.5 must be in [0, 1)"),
     "fp16 on a CPU": (["--dtype", "float16", "--device", "cpu"], "use --dtype float32 or bfloat16"),
     "batch size": (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
@@ -260,7 +260,12 @@ def test_what_cannot_be_is_refused_before_torch_is_imported(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine").touch()
     lines = {
-        "audit embedded:softmax --dtype bf16": "there is no dtype 'bf16'; --dtype is auto, float64, ",
+        "audit embedded:softmax --dtype int8": "there is no dtype 'int8' for a model; --dtype is auto, float64, ",
+        "audit embedded:softmax --threshold 2": "--threshold 2.0 must be in [0, 1)",
+        "audit embedded:softmax --seq-len 1": "--seq-len must be at least 2, got 1",
+        "audit embedded:softmx": "no embedded model is called 'embedded:softmx'. Did you mean 'embedded:softmax'?",
+        "quantize ./nowhere": "there is no directory './nowhere', and a hub id looks like org/model",
+        "fold embedded:softmax --device gpu": "there is no device 'gpu'; --device is auto, cpu, cuda, ",
         "measure embedded:softmax --probe entropy --corpus nowhere.txt": "there is no text file 'nowhere.txt'",
         "cache embedded:softmax --corpus python_sorce": "no corpus is called 'python_sorce'. Did you mean 'python_source'?",
         "causes embedded:softmax --dtype x": "there is no dtype 'x'",

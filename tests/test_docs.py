@@ -54,18 +54,31 @@ def test_derived_parts_are_fresh(refresh, path):
     assert refresh.refreshed(text) == text, "run: make docs"
 
 
+def test_the_page_for_pypi_is_the_readme_without_what_has_no_address(refresh):
+    page = refresh.PYPI.read_text(encoding="utf-8")
+    assert page == refresh.for_pypi((ROOT / "README.md").read_text(encoding="utf-8")), "run: make docs"
+    assert not re.search(r"!\[|\]\((?!https?://)", page)
+    assert "## Four doors" in page
+
+
 # --- examples ---
 
+HEAVY = {"quantisation_table": pytest.mark.thorough}
+"""Half a minute of a core."""
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("example", [pytest.param(path, id=path.stem, marks=HEAVY.get(path.stem, ())) for path in EXAMPLES])
 def test_examples_run(example, checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arguments = {"audit_a_model": [str(checkpoint), "audited"]}.get(example.stem, [])
+    arguments = {"in_a_notebook": [str(checkpoint)]}.get(example.stem, [])
     monkeypatch.setattr(sys, "argv", [str(example), *arguments])
     runpy.run_path(str(example), run_name="__main__")
     printed = capsys.readouterr().out
     expected = {
-        "audit_a_model": r"loss 5\.\d+ nats per token\n(.*\n)+report: audited/report\.html",
+        "in_a_notebook": r"HeadView: On .*\n(.*\n)*layer.*\n0 +\d.*\n(.*\n)*MeasuredWeights\(\d+ layers, 1 sample, ",
+        "quantisation_table": r"Without quantisation: 2\.\d+ nats a token\n(.*\n)+W8A8 +[a-z ]+2(.*\n)+W4A16 +[a-z]+ +2",
+        "look_up_a_number": r"published: Softmax 18\.18(.*\n)+  to run it: sinklab reproduce \w+ ",
         "find_causes": r"1\.1 (text-dependent|active|undecided), weight on the sink 0\.\d\d\n(.*\n)+"
         r"5\.0 text-dependent(.*\n)+.*'undecided': 4, 'not-run': 0}",
         "measure_any_transformer": r"Session\(LlamaForCausalLM, 2 modules seen, 2 calls.*\n(.*\n)+Session\(ViTModel, 2 modules",

@@ -35,7 +35,7 @@ TYPES = (
     "sinklab.policies.base.Policy",
     "sinklab.results.metric.Metric",
     "sinklab.results.run.Result",
-    "sinklab.sinks.find_sinks",
+    "sinklab.find_sinks",
     "sinklab.streaming.base.Reader",
     "sinklab.streaming.stream.StreamedToken",
 )

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from sinklab.models.attach import attach, save_model
     from sinklab.models.loading import load_model, wrap_model
     from sinklab.probes.sink_rate import SinkRate
+    from sinklab.sinks import find_sinks
     from sinklab.streaming.cache import PolicyCache, SinkCache
     from sinklab.streaming.chat import Chat
     from sinklab.streaming.reader import open_reader
+    from sinklab.streaming.state import load_state, save_state
     from sinklab.streaming.stream import Stream, stream
     from sinklab.studies.audit.audit import audit
     from sinklab.studies.audit.page import write_report
@@ -51,14 +53,17 @@ _HOMES = {
     "audit": "sinklab.studies.audit.audit",
     "find_causes": "sinklab.studies.causes.causes",
     "find_origin": "sinklab.studies.origin.origin",
+    "find_sinks": "sinklab.sinks",
     "fold_sinks": "sinklab.studies.fold.fold",
     "from_weights": "sinklab.studies.measure.from_weights",
     "load_model": "sinklab.models.loading",
+    "load_state": "sinklab.streaming.state",
     "measure": "sinklab.studies.measure.measure",
     "open_reader": "sinklab.streaming.reader",
     "pretrain": "sinklab.studies.pretrain.pretrain",
     "quantize": "sinklab.studies.quantize.quantize",
     "save_model": "sinklab.models.attach",
+    "save_state": "sinklab.streaming.state",
     "show": "sinklab.studies.show.show",
     "stream": "sinklab.streaming.stream",
     "wrap_model": "sinklab.models.loading",
@@ -81,14 +86,17 @@ __all__ = [
     "audit",
     "find_causes",
     "find_origin",
+    "find_sinks",
     "fold_sinks",
     "from_weights",
     "load_model",
+    "load_state",
     "measure",
     "open_reader",
     "pretrain",
     "quantize",
     "save_model",
+    "save_state",
     "show",
     "stream",
     "wrap_model",

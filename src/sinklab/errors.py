@@ -18,8 +18,21 @@ one line and exits with status 2.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ELSEWHERE = {
+    "attention_sink_size": "num_sinks", "attention_sink_window_size": "window", "num_sink_tokens": "num_sinks",
+    "recent_size": "window", "start_size": "num_sinks", "torch_dtype": "dtype", "use_auth_token": "token",
+    "window_length": "window", "window_size": "window",
+}  # fmt: skip
+"""What transformers, attention_sinks and streaming-llm call an argument, and what it is called here."""
 
 
 class SinklabError(Exception):
@@ -81,3 +94,31 @@ def calling(**names: str) -> Iterator[None]:
     except SinklabError as error:
         error.args = (re.sub(r"`(\w+)`", lambda match: f"`{names.get(match[1], match[1])}`", str(error)),)
         raise
+
+
+def require_known(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse arguments that a function does not take; one that other libraries have is called by its name here.
+
+    Raises:
+        TypeError: as Python's own.
+    """
+    known = list(known)
+    for name in given:
+        if name not in known:
+            ours = ELSEWHERE.get(name)
+            what = f"here that is `{ours}`" if ours in known else f"it takes {', '.join(known)}"
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {what}")
+
+
+def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """The function behind :func:`require_known`."""
+    parameters = inspect.signature(function).parameters
+    names = [name for name in parameters if name != "self"]
+    shown = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def call(*positional: P.args, **named: P.kwargs) -> R:
+        require_known(shown, named, names)
+        return function(*positional, **named)
+
+    return call

@@ -112,7 +112,8 @@ class Repository:
         monkeypatch.setattr(huggingface_hub, "snapshot_download", self.download)
         monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda name, revision: list(files))
 
-    def download(self, name, *, revision, allow_patterns, ignore_patterns):
+    def download(self, name, *, revision, allow_patterns, ignore_patterns, **access):
+        self.access = access
         chosen = huggingface_hub.utils.filter_repo_objects(
             self.files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
         )
@@ -121,6 +122,15 @@ class Repository:
             (self.snapshot / file).parent.mkdir(exist_ok=True)
             (self.snapshot / file).write_bytes(self.files[file])
         return str(self.snapshot)
+
+
+def test_of_a_folder_in_a_repository_only_its_files_are_fetched(monkeypatch, tmp_path):
+    files = dict.fromkeys(["config.json", "model.safetensors", "a/config.json", "a/model.safetensors", "a/onnx/b.json"], b"{}")
+    repository = Repository(monkeypatch, tmp_path, files)
+    located = locate("org/model", None, False, "a", token="secret", local_files_only=True)
+    assert (located.folder, located.commit) == (repository.snapshot / "a", "c0ffee")
+    assert set(repository.fetched) == {"a/config.json", "a/model.safetensors"}
+    assert repository.access == {"token": "secret", "local_files_only": True}
 
 
 @pytest.mark.parametrize(

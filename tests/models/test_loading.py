@@ -133,7 +133,11 @@ def test_on_an_accelerator_auto_is_the_checkpoints_dtype(tmp_path):
     [
         ({"device": "gpu"}, ConfigurationError, "no device 'gpu'; `device` is auto, cpu, cuda"),
         ({"dtype": "float16", "device": "cpu"}, ConfigurationError, "use `dtype` float32 or bfloat16"),
-        ({"dtype": "half"}, ConfigurationError, "no dtype 'half'; `dtype` is auto, float64, float32, bfloat16, float16"),
+        (
+            {"dtype": "int8"},
+            ConfigurationError,
+            "no dtype 'int8' for a model; `dtype` is auto, float64, float32, bfloat16, float16",
+        ),
         ({"revision": "main"}, ConfigurationError, "`revision` main is for hub repositories"),
         ({"attn_implementation": "sinklab_sigmoit"}, UnknownNameError, "Did you mean 'sigmoid'"),
         ({"attn_implementation": "fast"}, ConfigurationError, "cannot use attention 'fast'"),

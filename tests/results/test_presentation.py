@@ -7,14 +7,17 @@ import io
 import math
 import re
 
+import pandas as pd
 import pytest
 from rich.console import Console
 from rich.table import Table
 
 from sinklab.errors import ResultError
 from sinklab.results.blocks import Bar, Curves, Facts, Grid, Heading, HeadMap, Say, interval, markdown, names, number, percent
+from sinklab.results.environment import cores, say_threads
 from sinklab.results.html import html, steps
 from sinklab.results.intervals import Interval
+from sinklab.results.run import _table_html
 from sinklab.results.sections import from_json, to_json
 from sinklab.results.terminal import fitted, print_blocks, terminal
 
@@ -162,8 +165,25 @@ def fitted_lines(width: int) -> list[str]:
         (52, ["verdict         statement", "not reproduced  sinks are at the first of all tokens"]),
         (32, ["verdict         statement", "not reproduced  sinks are at the", f"{'':16}first of all", f"{'':16}tokens"]),
         (25, ["verdict         statement", "not reproduced  sinks are", f"{'':16}at the", f"{'':16}first of", f"{'':16}all"]),
-        (24, ["not reproduced", "  statement: sinks are", "at the first of all", "tokens"]),
+        (24, ["not reproduced", "  statement: sinks are", "  at the first of all", "  tokens"]),
     ],
 )
 def test_a_column_that_must_not_wrap_is_never_cut(width, lines):
     assert fitted_lines(width)[: len(lines)] == lines
+
+
+def test_a_long_table_in_a_notebook_begins_with_what_is_measured():
+    table = pd.DataFrame(
+        {"run_id": ["a", "a"], "layer": [0, 1], "seed": [None, None], "metric": ["m", "m"], "value": [1.0, 2.0]}
+    )
+    page = _table_html(table)
+    assert re.search(r"run_id.*a.*<table.*metric.*value.*layer", page, re.DOTALL)
+    assert "seed" not in page
+
+
+def test_more_threads_than_cores_are_said_once(capsys):
+    say_threads.cache_clear()
+    for _ in range(2):
+        say_threads(cores() + 1)
+    say_threads(cores())
+    assert capsys.readouterr().err.count(f"torch computes with {cores() + 1} threads and this process has {cores()} core") == 1

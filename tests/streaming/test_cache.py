@@ -30,6 +30,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.loading import load_model
 from sinklab.policies.sink_window import SinkWindow
 from sinklab.policies.window import Window
 from sinklab.streaming import table as tables
@@ -336,6 +337,45 @@ def test_beams(length, extra):
     # The score of a beam is the sum of its log probabilities over the length to the power of the penalty.
     expected = said / NEW ** extra.get("length_penalty", 1.0)
     assert gap(found.sequences_scores, expected) < 1e-4
+
+
+def by_pipeline(model, tokenizer, prompt, cache):
+    said = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
+    return said(prompt, return_tensors=True, **cache.keyword, **PLAIN)[0]["generated_token_ids"]
+
+
+def by_streamer(model, tokenizer, prompt, cache):
+    streamer = transformers.TextIteratorStreamer(tokenizer)
+    ids = model.generate(**tokenizer(prompt, return_tensors="pt"), streamer=streamer, **cache.keyword, **PLAIN)[0]
+    assert "".join(streamer) == tokenizer.decode(ids)
+    return ids.tolist()
+
+
+def in_turns(model, tokenizer, prompt, cache):
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    for count in (10, PLAIN["max_new_tokens"] - 10):
+        ids = model.generate(ids, **cache.keyword, **PLAIN | {"max_new_tokens": count})
+    return ids[0].tolist()
+
+
+PLAIN = {"max_new_tokens": 30, "do_sample": False}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("way", [by_pipeline, by_streamer, in_turns])
+def test_every_way_to_generate_says_the_same_and_of_one_text_only(way):
+    loaded = load_model("embedded:softmax")
+    model, tokenizer = loaded.model, loaded.tokenizer
+    ids = tokenizer("def f(x):\n", return_tensors="pt")["input_ids"]
+    expected = open_reader(model, SinkWindow(num_sinks=2, window=16))
+    logits = expected.read(ids, keep=1)
+    for _ in range(PLAIN["max_new_tokens"]):
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+        logits = expected.read(ids[:, -1:], keep=1)
+    cache = SinkCache(num_sinks=2, window=16)
+    assert way(model, tokenizer, "def f(x):\n", cache) == ids[0].tolist()
+    with pytest.raises(ConfigurationError, match=r"another text than the cache has read; .*every prompt of a pipeline"):
+        way(model, tokenizer, "import os\n" * 20, cache)
 
 
 def test_a_copy_of_a_cache_is_of_the_same_model():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -35,17 +36,18 @@ GATE = re.compile(r"^.*gate.* \* |^.* \* .*(gate|sigmoid)", re.IGNORECASE | re.M
 CROSS = re.compile(r"EncDecAttention|cross_?attn|cross_?attention|encoder_attn", re.IGNORECASE)
 
 
-def require_module(model: object) -> None:
-    """Refuse what is no module of torch where one is looked at or changed, with what to give in its place.
+def require_module(model: object) -> nn.Module:
+    """The module of torch, also out of what ``load_model`` gave; anything else is refused, with what to give in its place.
 
     Raises:
-        InputError: a name, what ``load_model`` gave, or anything else.
+        InputError: a name, or anything else.
     """
-    if isinstance(model, nn.Module):
-        return
+    held = getattr(model, "model", None) if dataclasses.is_dataclass(model) else model
+    if isinstance(held, nn.Module):
+        return held
     if isinstance(model, (str, os.PathLike)):
         raise InputError(f"{os.fspath(model)!r} is the name of a model; load it first: load_model({os.fspath(model)!r}).model")
-    if isinstance(getattr(model, "model", None), nn.Module):
+    if isinstance(getattr(model, "model", None), nn.Module):  # a pipeline, a Trainer
         raise InputError(f"{type(model).__name__} holds a model and is none itself; give its `.model`")
     raise InputError(f"{type(model).__name__} is no model; expected a module of torch")
 
@@ -243,8 +245,7 @@ def unwrapped(model: Any) -> Any:
 
 def transformers_model(model: object) -> PreTrainedModel:
     """The model of transformers itself, out of what others put round it; :class:`InputError` where there is none."""
-    require_module(model)
-    found = unwrapped(model)
+    found = unwrapped(require_module(model))
     if not isinstance(found, PreTrainedModel):
         raise InputError(f"{type(found).__name__} is no model of transformers; give {model_inside(found)}")
     return found

@@ -88,7 +88,7 @@ class Session:
     def __init__(
         self, model: nn.Module, probes: Sequence[Probe] = (), interventions: Sequence[Intervention] = (), *, verify: bool = True
     ) -> None:
-        require_module(model)
+        model = require_module(model)
         _require_objects("probe", probes, Probe)
         _require_objects("intervention", interventions, Intervention)
         for probe in probes:

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.models.embedded import PREFIX, embedded_names, embedded_path
+from sinklab.models.embedded import PREFIX, embedded_names, embedded_path, require_name
 from sinklab.models.gguf_file import Gguf, in_repository, local_gguf, require_package
 from sinklab.results.file import read_object
 
@@ -59,16 +59,23 @@ class Located(NamedTuple):
     gguf: Path | None = None
 
 
-def locate(name: str, revision: str | None, trust_remote_code: bool) -> Located:
-    """The files of a name; those of a hub repository are fetched if need be.
+def locate(
+    name: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    subfolder: str = "",
+    *,
+    token: str | bool | None = None,
+    local_files_only: bool = False,
+) -> Located:
+    """The files of a name, in a folder of it if one is given; those of a hub repository are fetched if need be.
 
     Raises:
         UnknownNameError: no embedded model of that name.
         InputError: nothing of that name here, in the hub cache or on the hub; the message says which.
         ConfigurationError: a revision of something local.
     """
-    if not name:
-        raise InputError("the model's name is empty; give embedded:softmax, a directory or a hub id")
+    require_name(name)
     path = Path(name).expanduser()
     if name.startswith(PREFIX) or path.exists():
         if revision is not None:
@@ -77,28 +84,43 @@ def locate(name: str, revision: str | None, trust_remote_code: bool) -> Located:
             return Located(embedded_path(name))
         if (gguf := local_gguf(path)) is not None:
             return Located(gguf.parent, gguf=gguf)
+        path /= subfolder
+        if subfolder and not path.is_dir():
+            raise InputError(f"{name} has no folder {subfolder!r}")
         if not path.is_dir():
             raise InputError(f"{name} is a file; give one that ends in .gguf, or the directory of config.json and {WEIGHTS}")
         return Located(path)
     if (inside := in_repository(name)) is not None:
-        return _located_gguf(*inside, revision)
-    known = f"models that need no download: {', '.join(embedded_names())}"
-    if not re.fullmatch(r"[\w][\w.-]*(/[\w][\w.-]*)?", name):
-        raise InputError(f"there is no directory {name!r}, and a hub id looks like org/model or org/model/file.gguf; {known}")
-    snapshot = _fetched(name, revision, ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])])
+        return _located_gguf(*inside, revision, token=token, local_files_only=local_files_only)
+    asked: dict[str, Any] = {"token": token, "local_files_only": local_files_only}
+    front = f"{subfolder.strip('/')}/" if subfolder else ""
+
+    def fetch(commit: str | None, patterns: list[str]) -> Path:
+        ignored = (f"{front}*/*",)
+        return _fetched(name, commit, [front + pattern for pattern in patterns], ignored, **asked)
+
+    root = fetch(revision, ["*.json", "*.model", "*.txt", "*.jinja", *(["*.py"] if trust_remote_code else [])])
+    commit, snapshot = root.name, root / front
+    if front and not snapshot.is_dir():
+        raise InputError(f"the hub repository {name} has no folder {subfolder!r}")
     # The weights by their names, at the same commit: variants of them are as large as they, and are not read.
-    _fetched(name, snapshot.name, [WEIGHTS, ADAPTER])
+    fetch(commit, [WEIGHTS, ADAPTER])
     if not (snapshot / WEIGHTS).exists() and (snapshot / INDEX).exists():
-        _fetched(name, snapshot.name, _shards(snapshot / INDEX))
+        fetch(commit, _shards(snapshot / INDEX))
     if not any(snapshot.glob(f"{WEIGHTS}*")) and (packed := _ggufs(name, snapshot)):
         raise InputError(f"{name} holds {len(packed)} GGUF files and no {WEIGHTS}; name one: {name}/{packed[0]}")
-    return Located(snapshot, snapshot.name)
+    return Located(snapshot, commit)
 
 
-def _located_gguf(repository: str, file: str, revision: str | None) -> Located:
+def locate_files(name: str, revision: str | None, patterns: list[str], token: str | bool | None, local: bool) -> Path:
+    """The folder of some files of a hub repository, fetched if need be; an :class:`InputError` where they cannot be had."""
+    return _fetched(name, revision, patterns, token=token, local_files_only=local)
+
+
+def _located_gguf(repository: str, file: str, revision: str | None, **access: Any) -> Located:
     """One file of a hub repository."""
     require_package(f"{repository}/{file}")  # before gigabytes are fetched
-    snapshot = _fetched(repository, revision, [file], ignored=[])
+    snapshot = _fetched(repository, revision, [file], ignored=[], **access)
     if not (snapshot / file).exists():
         there = f"; it holds {', '.join(packed)}" if (packed := _ggufs(repository, snapshot)) else ""
         raise InputError(f"the hub repository {repository} has no {file}{there}")
@@ -110,12 +132,12 @@ def _ggufs(name: str, snapshot: Path) -> list[str]:
     return sorted(file for file in _on_hub(name, snapshot) if file.endswith(".gguf"))
 
 
-def _fetched(name: str, revision: str | None, patterns: list[str], ignored: Sequence[str] = ("*/*",)) -> Path:
+def _fetched(name: str, revision: str | None, patterns: list[str], ignored: Sequence[str] = ("*/*",), **access: Any) -> Path:
     """The snapshot of a hub repository, with the files of these patterns."""
     try:
         # Sub-folders hold other formats of the same weights, and some are larger than the model.
         snapshot = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=patterns, ignore_patterns=list(ignored)
+            name, revision=revision, allow_patterns=patterns, ignore_patterns=list(ignored), **access
         )
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HFValidationError, HfHubHTTPError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from pathlib import Path
 
-from sinklab.errors import UnknownNameError
+from sinklab.errors import InputError, UnknownNameError
+from sinklab.models.gguf_file import in_repository
 
 PREFIX = "embedded:"
 SEEDS = (0, 1, 2)
@@ -46,3 +48,14 @@ def embedded_path(name: str) -> Path:
             "SINKLAB_EMBEDDED names the folder of such trainings"
         )
     return folder
+
+
+def require_name(name: str) -> None:
+    """Refuse what can name no model, without looking into it: nothing here, and no hub id."""
+    if not name:
+        raise InputError("the model's name is empty; give embedded:softmax, a directory or a hub id")
+    if name.startswith(PREFIX):
+        embedded_path(name)
+    elif not (Path(name).expanduser().exists() or in_repository(name) or re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name)):
+        known = f"models that need no download: {', '.join(embedded_names())}"
+        raise InputError(f"there is no directory {name!r}, and a hub id looks like org/model or org/model/file.gguf; {known}")

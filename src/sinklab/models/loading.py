@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.util
+import inspect
 import math
 import os
 import threading
@@ -21,11 +22,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
 
-from sinklab.attention.anatomy import model_inside, tokenizer_inside, unwrapped, uses_returned
+from sinklab.attention.anatomy import model_inside, require_module, tokenizer_inside, unwrapped, uses_returned
 from sinklab.attention.modules import bare_parts, core_module, held, input_device, weights_of
 from sinklab.attention.seam import implementation_name, register_operation
 from sinklab.corpora.base import Encoder
-from sinklab.errors import ConfigurationError, InputError, SinklabError, UnsupportedModelError
+from sinklab.errors import (
+    ConfigurationError,
+    InputError,
+    SinklabError,
+    UnsupportedModelError,
+    known_arguments,
+    require_known,
+)
 from sinklab.models.attach import CONFIG_FIELD, restore
 from sinklab.models.checkpoint import (
     first_line,
@@ -43,8 +51,17 @@ from sinklab.models.gguf_file import parsed_once, read_gguf, unpacked
 from sinklab.models.language_model import SinkLM, SinkLMConfig
 from sinklab.models.losses import is_causal_lm
 from sinklab.models.quiet import only_errors, without_bars
-from sinklab.models.tokenizer import Processor, kind_of, load_processor, load_tokenizer
+from sinklab.models.tokenizer import (
+    GivenTokenizer,
+    Processor,
+    given_tokenizer,
+    kind_of,
+    load_processor,
+    load_tokenizer,
+    tokenizer_beside,
+)
 from sinklab.registry import operations
+from sinklab.results.environment import dtype_named, say_threads
 from sinklab.results.progress import is_quiet
 
 if TYPE_CHECKING:
@@ -104,14 +121,6 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-DTYPES: dict[str, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-"""What ``dtype`` may be, besides ``"auto"``."""
-
 _one_at_a_time = threading.RLock()
 """Held while transformers builds a model: it takes methods of all models away for that time, and two threads at once leave them
 away for good, so that no tied weight is found any more."""
@@ -162,12 +171,22 @@ class LoadedModel:
         return self.model.dtype
 
 
+GivenModel: TypeAlias = str | os.PathLike[str] | LoadedModel | PreTrainedModel
+"""A model wherever one is taken: its name, its directory, or itself."""
+
+
+@known_arguments
 def load_model(
     name: str | os.PathLike[str],
     *,
     device: str | torch.device = "auto",
-    dtype: str = "auto",
+    tokenizer: GivenTokenizer | None = None,
+    processor: Processor | None = None,
+    dtype: str | torch.dtype = "auto",
     revision: str | None = None,
+    subfolder: str = "",
+    token: str | bool | None = None,
+    local_files_only: bool = False,
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
     device_map: str | None = None,
@@ -183,10 +202,14 @@ def load_model(
         name: ``embedded:softmax``, ``embedded:sigmoid``, a local directory, a GGUF file, or a hub id: ``org/model`` or
             ``org/model/file.gguf``. A directory of safetensors is read as that, whatever GGUF files lie in it too.
         device: ``"auto"`` (CUDA if there is a device, else CPU), or anything that torch accepts.
-        dtype: ``"auto"``, ``"float64"``, ``"float32"``, ``"bfloat16"`` or ``"float16"``. ``auto`` is the checkpoint's own dtype
-            on an accelerator and float32 on the CPU, where half precision saves no time and costs digits; bfloat16 is used on
-            the CPU when asked for, float16 is refused there.
+        tokenizer, processor: in place of the checkpoint's own; a tokenizer also by its name.
+        dtype: ``"auto"``, or one of torch or its name: float64, float32, bfloat16 (bf16), float16 (fp16). ``auto`` is the
+            checkpoint's own on an accelerator and float32 on the CPU, where half precision saves no time and costs digits;
+            bfloat16 is used on the CPU when asked for, float16 is refused there.
         revision: branch, tag or commit of a hub repository.
+        subfolder: of the directory or the repository, in which the checkpoint is.
+        token: of the hub, for repositories that ask for one; by default what ``hf auth login`` has kept.
+        local_files_only: ask no hub; what is not on this machine is refused.
         trust_remote_code: run model code that comes with the checkpoint.
         attn_implementation: ``eager``, ``sdpa``, …, or ``sinklab_<operation>``; the model's own choice if ``None``.
         device_map: spread the model over devices, main memory and disk, in place of ``device``: ``"auto"``, ``"balanced"``,
@@ -202,15 +225,14 @@ def load_model(
     if not isinstance(name, (str, os.PathLike)):
         in_memory = "; wrap_model(model) takes one that is in memory" if isinstance(name, nn.Module) else ""
         raise InputError(f"the name of a model is a text or a path, and this is of {type(name).__name__}{in_memory}")
-    name, device = os.fspath(name), str(device)  # a torch.device by its name
+    name, device, dtype = os.fspath(name), str(device), dtype_named(dtype)  # a torch.device by its name
     place, spread = read_spread(device, device_map, max_memory, offload_folder)
-    if dtype not in ("auto", *DTYPES):
-        raise ConfigurationError(f"there is no dtype {dtype!r}; `dtype` is auto, {', '.join(DTYPES)}")
     if dtype == "float16" and place.type == "cpu":
         raise ConfigurationError("float16 on the CPU is slow and overflows; use `dtype` float32 or bfloat16")
     if attn_implementation is not None and attn_implementation.startswith(implementation_name("")):
         register_operation(operations[attn_implementation.removeprefix(implementation_name(""))]())
-    folder, commit, path = locate(name, revision, trust_remote_code)
+    access: dict[str, Any] = {"token": token, "local_files_only": local_files_only}
+    folder, commit, path = locate(name, revision, trust_remote_code, subfolder, **access)
     gguf = None if path is None else read_gguf(path)
     with _one_at_a_time, contextlib.nullcontext() if gguf is None else parsed_once():
         config = read_config(folder, name, trust_remote_code) if gguf is None else read_gguf_config(gguf, name)
@@ -228,12 +250,14 @@ def load_model(
         model = _build(folder, name, config, _dtype(dtype, place, config, files), options)
         if gguf is not None:
             require_all_read(name, model, gguf)
-        tokenizer = load_tokenizer(folder, name, trust_remote_code, gguf)
+        read = None if tokenizer is not None else load_tokenizer(folder, name, trust_remote_code, gguf)
+    tokenizer = read if tokenizer is None else given_tokenizer(tokenizer, trust_remote_code, **access)
+    say_threads(torch.get_num_threads())
     require_numbers(name, model, headers)
     model = restore(model, folder, name)
     _check_finite(model, name)
     return LoadedModel(
-        name=name,
+        name=f"{name}/{subfolder}" if subfolder else name,
         model=(model if spread else model.to(place)).eval(),
         tokenizer=tokenizer,
         encoder=_encoder(model, tokenizer),
@@ -241,30 +265,38 @@ def load_model(
         operation=_operation(model),
         num_parameters=num_parameters(model),
         source=folder,
-        processor=load_processor(folder, name, kind_of(model), trust_remote_code),
+        processor=load_processor(folder, name, kind_of(model), trust_remote_code) if processor is None else processor,
         gguf=None if gguf is None else gguf.record(),
     )
 
 
+OPTIONS = frozenset(inspect.signature(load_model).parameters) - {"name", "tokenizer", "attn_implementation"}
+"""What may be said of a model wherever one is taken: how it is loaded if it is named."""
+
+ACCESS = frozenset({"token", "local_files_only", "trust_remote_code"})
+"""Those of them that hold for a tokenizer too."""
+
+
 def wrap_model(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: GivenTokenizer | None = None,
     *,
-    name: str = "in memory",
+    name: str | None = None,
     processor: Processor | None = None,
+    **access: Any,
 ) -> LoadedModel:
     """A model that is already in memory, for :func:`sinklab.audit`; it is put into evaluation mode.
 
-    A model of pictures or of sound needs its ``processor`` too. What ``torch.compile``, DataParallel, DistributedDataParallel
-    or PEFT has wrapped is taken out, adapters such as LoRA's in it. Of a model of sentence-transformers it is the model of
-    transformers, with the tokenizer that comes with it.
+    Its tokenizer is by default the one beside the checkpoint that it was loaded from (its ``name_or_path``), for which
+    ``access`` (``token``, ``local_files_only``, ``trust_remote_code``) is as of :func:`load_model`. A model of pictures or of
+    sound needs its ``processor`` too. What ``torch.compile``, DataParallel, DistributedDataParallel or PEFT has wrapped is
+    taken out, adapters such as LoRA's in it. Of a model of sentence-transformers it is the model of transformers, with the
+    tokenizer that comes with it.
 
     Raises:
         InputError: no model of transformers, no tokenizer, or NaN or infinity in its weights.
     """
-    if tokenizer is not None and not hasattr(tokenizer, "bos_token_id"):
-        raise InputError(f"`tokenizer` is of {type(tokenizer).__name__}; give one of transformers, as AutoTokenizer loads it")
-    tokenizer = tokenizer_inside(model) if tokenizer is None else tokenizer
+    tokenizer = tokenizer_inside(model) if tokenizer is None else given_tokenizer(tokenizer, **access)
     model = unwrapped(model)
     lacks = None if isinstance(getattr(model, "config", None), PreTrainedConfig) else "config"
     if lacks is None and not hasattr(model, "get_input_embeddings"):  # a module of one's own that keeps the config of another
@@ -275,7 +307,9 @@ def wrap_model(
             f"{type(model).__name__} is no model of transformers: it has no {lacks}; give {inside}. "
             "attend(module, probes=[...]) looks at any module that runs one"
         )
+    name = name or getattr(model, "name_or_path", "") or "in memory"
     _check_finite(model, name)
+    tokenizer = tokenizer_beside(model, **access) if tokenizer is None else tokenizer
     return LoadedModel(
         name=name,
         model=model.eval(),
@@ -304,7 +338,8 @@ def hash_weights(model: nn.Module) -> str:
 
 def _dtype(name: str, device: torch.device, config: PreTrainedConfig, files: list[Path]) -> torch.dtype:
     if name != "auto":
-        return DTYPES[name]
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
     if device.type == "cpu":
         return torch.float32
     if isinstance(config.dtype, torch.dtype):
@@ -475,26 +510,67 @@ def _operation(model: PreTrainedModel) -> str:
     return "softmax with sink logit" if any(key.endswith(".sinks") for key, _ in model.named_parameters()) else "softmax"
 
 
-def opened(model: str | LoadedModel | PreTrainedModel, **options: Any) -> LoadedModel:
-    """The model, loaded with these options if it was named; one in memory must be what they ask for."""
-    if isinstance(model, str):
+def opened(
+    model: GivenModel,
+    *,
+    tokenizer: GivenTokenizer | None = None,
+    processor: Processor | None = None,
+    **options: Any,
+) -> LoadedModel:
+    """The model, loaded with these options of :func:`load_model` if it was named; one in memory must be what they ask for."""
+    access = {name: options[name] for name in ACCESS & options.keys()}
+    if isinstance(model, str | os.PathLike):
+        options |= {"tokenizer": tokenizer, "processor": processor}
         loaded = load_model(model, **options)
         if uses_returned(loaded.model) and loaded.model.config._attn_implementation != "eager":
             del loaded  # Falcon on sdpa is not causal while its weights are asked for
             loaded = load_model(model, **options, attn_implementation="eager")
         return loaded
-    loaded = model if isinstance(model, LoadedModel) else wrap_model(model)
+    if not isinstance(model, LoadedModel):
+        loaded = wrap_model(model, tokenizer, processor=processor, **access)
+    else:
+        changes: dict[str, Any] = {} if processor is None else {"processor": processor}
+        if tokenizer is not None:
+            other = given_tokenizer(tokenizer, **access)
+            changes |= {"tokenizer": other, "encoder": _encoder(model.model, other)}
+        if (operation := _operation(model.model)) != model.operation:  # attached since
+            changes["operation"] = operation
+        loaded = dataclasses.replace(model, **changes) if changes else model
     require_as_it_is(loaded, **options)
     return loaded
+
+
+def model_and_tokenizer(
+    model: GivenModel, tokenizer: GivenTokenizer | None = None, **options: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """As :func:`opened`, where no record is written: weights in memory are neither looked through nor hashed."""
+    if isinstance(model, str | os.PathLike | LoadedModel):
+        loaded = opened(model, tokenizer=tokenizer, **options)
+        return loaded.model, loaded.tokenizer
+    access = {name: options[name] for name in ACCESS & options.keys()}
+    if tokenizer is not None:
+        found: PreTrainedTokenizerBase | None = given_tokenizer(tokenizer, **access)
+    else:
+        found = tokenizer_inside(model) or tokenizer_beside(unwrapped(model), **access)
+    return model_alone(model, **options), found
+
+
+def model_alone(model: GivenModel, **options: Any) -> PreTrainedModel:
+    """As :func:`model_and_tokenizer`, for what reads no text."""
+    require_known("load_model", options, OPTIONS)
+    if isinstance(model, str | os.PathLike | LoadedModel):
+        return opened(model, **options).model
+    if options:
+        require_as_it_is(next(require_module(model).parameters(), torch.zeros(0)), **options)
+    return model
 
 
 def require_as_it_is(
     placed: LoadedModel | Tensor,
     *,
     device: str = "auto",
-    dtype: str = "auto",
+    dtype: str | torch.dtype = "auto",
     revision: str | None = None,
-    trust_remote_code: bool = False,
     **placing: object,
 ) -> None:
     """Refuse options of loading that ask of a model in memory (or a parameter of it) for what it is not, and would have no
@@ -502,9 +578,9 @@ def require_as_it_is(
     known = placed.revision if isinstance(placed, LoadedModel) else None
     without_effect = {
         "device": None if device == "auto" or device in (str(placed.device), placed.device.type) else device,
-        "dtype": None if dtype == "auto" or f"torch.{dtype}" == str(placed.dtype) else dtype,
+        "dtype": None if dtype == "auto" or f"torch.{dtype_named(dtype)}" == str(placed.dtype) else dtype,
         "revision": None if revision == known else revision,
-        **placing,
+        **{name: value or None for name, value in placing.items() if name not in (*ACCESS, "tokenizer", "processor")},
     }
     for name, value in without_effect.items():
         if value is not None:

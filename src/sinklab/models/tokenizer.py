@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
@@ -19,7 +20,8 @@ from transformers import (
 
 from sinklab.corpora.samples import Kind
 from sinklab.errors import InputError, UnsupportedModelError
-from sinklab.models.checkpoint import first_line
+from sinklab.models.checkpoint import first_line, locate_files
+from sinklab.models.embedded import PREFIX, embedded_path
 from sinklab.models.gguf_file import Gguf
 from sinklab.models.quiet import only_errors
 
@@ -39,6 +41,46 @@ def load_tokenizer(
     options = {"trust_remote_code": trust_remote_code} if gguf is None else {"gguf_file": gguf.path.name}
     with _explained(f"the tokenizer of {name}"):
         return AutoTokenizer.from_pretrained(folder, **options)
+
+
+GivenTokenizer: TypeAlias = PreTrainedTokenizerBase | str | os.PathLike[str]
+"""A tokenizer, or where it is: a directory, a hub id, or ``embedded:softmax``."""
+
+
+def given_tokenizer(
+    tokenizer: GivenTokenizer, trust_remote_code: bool = False, token: str | bool | None = None, local_files_only: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer, loaded if it was named.
+
+    Raises:
+        InputError: nothing of that name, or no tokenizer of transformers.
+    """
+    if isinstance(tokenizer, str | os.PathLike):
+        name = os.fspath(tokenizer)
+        folder = embedded_path(name) if name.startswith(PREFIX) else Path(name).expanduser()
+        with _explained(f"the tokenizer {name}"):
+            options = {"trust_remote_code": trust_remote_code, "token": token, "local_files_only": local_files_only}
+            return AutoTokenizer.from_pretrained(folder if folder.exists() else name, **options)
+    if not hasattr(tokenizer, "bos_token_id"):
+        raise InputError(f"`tokenizer` is of {type(tokenizer).__name__}; give one of transformers, as AutoTokenizer loads it")
+    return tokenizer
+
+
+def tokenizer_beside(
+    model: PreTrainedModel, trust_remote_code: bool = False, token: str | bool | None = None, local_files_only: bool = False
+) -> PreTrainedTokenizerBase | None:
+    """That of the checkpoint that a model of text in memory was loaded from, by its ``name_or_path``; ``None`` without one."""
+    name = str(getattr(model, "name_or_path", "") or "")
+    if not name or kind_of(model) != "text":
+        return None
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        try:
+            commit = getattr(model.config, "_commit_hash", None)
+            folder = locate_files(name, commit, [*FILES, "config.json", "*.jinja", "*.txt"], token, local_files_only)
+        except InputError:
+            return None
+    return load_tokenizer(folder, name, trust_remote_code)
 
 
 @contextlib.contextmanager

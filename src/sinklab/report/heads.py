@@ -14,7 +14,7 @@ from sinklab.errors import InputError
 from sinklab.report.maps import HEAD_NUMBERS, Maps, add_maps, bins_of, data_address, pack_unsigned, pool_positions, round_matrix
 from sinklab.report.numbers import GridRow, Numbers, labelled, part_order
 from sinklab.report.page import json_text, render, write_page
-from sinklab.results.blocks import front_names, number, quote
+from sinklab.results.blocks import counted, front_names, number, quote
 from sinklab.results.html import framed
 from sinklab.results.intervals import just_above
 
@@ -87,6 +87,20 @@ class Sink(TypedDict):
     mean_weight: float
     heads: list[tuple[int, int, float]]
     part: str
+
+
+class SinksSeen(list[Sink]):
+    """The sinks of a view; printed as a line each."""
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no sink"
+        return "\n".join(
+            f"{sink['name']}{'' if sink['token'] is None else ' (' + quote(sink['token']) + ')'}: mean weight "
+            f"{sink['mean_weight']:.2f}, of {counted(len(sink['heads']), 'head')}, most {sink['heads'][0][2]:.2f} of "
+            f"{sink['heads'][0][0]}.{sink['heads'][0][1]}"
+            for sink in self
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,7 +177,7 @@ def head_view(
     if maps is not None:
         without = len(framed(render("heads.html.j2", context, data, blobs)).encode())
         add_maps(data, blobs, maps, BUDGET - without - 80 * len(grid) * len(maps.weights) - 2_000, scores=False)
-    return HeadView(finding, sinks, render("heads.html.j2", context, data, blobs))
+    return HeadView(finding, SinksSeen(sinks), render("heads.html.j2", context, data, blobs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import operator
 import os
@@ -14,7 +15,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sinklab.errors import ConfigurationError
+from sinklab.results.progress import say
 from sinklab.results.version import __version__
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+"""What ``dtype`` may be, besides ``"auto"``."""
+
+_ALSO = {"double": "float64", "fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow")
 
@@ -42,6 +49,15 @@ def installed(names: Iterable[str] = PACKAGES) -> dict[str, str]:
     return versions
 
 
+def dtype_named(dtype: object) -> str:
+    """``"auto"`` or one of :data:`DTYPES`, of a dtype of torch, its name or one of the short names (``bf16``, ``fp16``)."""
+    name = str(dtype).removeprefix("torch.")
+    name = _ALSO.get(name, name)
+    if name not in ("auto", *DTYPES):
+        raise ConfigurationError(f"there is no dtype {str(dtype)!r} for a model; `dtype` is auto, {', '.join(DTYPES)}")
+    return name
+
+
 def environment(placed: Placed | None = None) -> dict[str, Any]:
     """Versions, commit, hardware and dtype, and of which GGUF file the weights are.
 
@@ -66,6 +82,26 @@ def environment(placed: Placed | None = None) -> dict[str, Any]:
     if packed := getattr(placed, "gguf", None):  # the file that the weights were unpacked from
         found["gguf"] = dict(packed)
     return found
+
+
+def cores() -> int:
+    """Cores that this process may use: those it is bound to, and no more than its control group is given time of."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        bound = min(bound, max(1, int(quota) // int(period)))  # "max" without a limit
+    return bound
+
+
+@functools.cache
+def say_threads(threads: int) -> None:
+    """Say once that more threads compute than there are cores for them, which makes each wait for the others."""
+    if threads > (usable := cores()):
+        many = f"{usable} core{'s' * (usable > 1)}"
+        say(
+            f"note: torch computes with {threads} threads and this process has {many}, which can take many times as long; set "
+            f"OMP_NUM_THREADS={usable}, or torch.set_num_threads({usable})"
+        )
 
 
 def _processor() -> str:

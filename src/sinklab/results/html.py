@@ -207,5 +207,7 @@ def framed(page: str, height: int = 640) -> str:
     """
     # Between single quotes only these two end or change what is between them, and pages have few of either.
     quoted = page.replace("&", "&amp;").replace("'", "&#39;")
-    style = f"width: 100%; height: {height}px; border: 0; display: block"
-    return f'<iframe srcdoc=\'{quoted}\' style="{style}" loading="lazy" title="sinklab"></iframe>'
+    style = f"width: 100%; height: {height}px; border: 0; display: block; position: relative; margin-top: -2em"
+    # JupyterLab leaves frames out of a notebook that it does not trust; otherwise the frame covers the sentence.
+    said = '<p style="height: 2em; margin: 0">A page of sinklab: trust this notebook, or run the cell, to see it.</p>'
+    return f'{said}<iframe srcdoc=\'{quoted}\' style="{style}" loading="lazy" title="sinklab"></iframe>'

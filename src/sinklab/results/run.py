@@ -174,9 +174,20 @@ class Result:
         if self.shows is not None:
             return str(html(self.blocks()))
         if not self.summary:
-            return str(self.table._repr_html_())  # pandas has it for notebooks, untyped
+            return _table_html(self.table)
         values = [(key, str(value)) for key, value in self.summary.items() if not isinstance(value, (dict, list))]
         return str(html([Facts(values)]))
+
+
+def _table_html(table: pd.DataFrame) -> str:
+    """A long table for a notebook: metric and value first, and what is the same in all rows above it."""
+    from sinklab.results.html import html
+
+    first = [name for name in ("metric", "value") if name in table]
+    same = [name for name in table if name not in first and table[name].nunique(dropna=False) <= 1]
+    said = [(name, str(table[name].iloc[0])) for name in same if len(table) and table[name].notna().all()]
+    varying = table[[*first, *(name for name in table if name not in (*first, *same))]]
+    return str(html([Facts(said)])) + str(varying._repr_html_())  # pandas has it for notebooks, untyped
 
 
 def _write(

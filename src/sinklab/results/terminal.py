@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +16,9 @@ from sinklab.results.blocks import Block, Curves, Facts, Grid, Heading, HeadMap,
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+NOTEBOOK_WIDTH = 80
+"""Columns below a cell of a notebook, which wraps longer lines without their indent."""
 
 PIPE_WIDTH = 200
 """Columns of output that does not go to a terminal; long lines are for the reader's tools to wrap."""
@@ -36,15 +40,21 @@ class _Printer(Console):
 def print_blocks(parts: Iterable[Block | RenderableType]) -> None:
     """Print on standard output; what is no block is a renderable of rich or a line of its markup."""
     # Made for each call, so that it writes to the stdout of the moment (tests and pagers replace it).
-    watched = sys.stdout.isatty()
-    console = _Printer(file=sys.stdout, highlight=False, width=None if watched else PIPE_WIDTH)
+    in_cell = not sys.stdout.isatty() and type(sys.stdout).__module__.startswith("ipykernel")
+    watched = sys.stdout.isatty() or in_cell
+    width = NOTEBOOK_WIDTH if in_cell else None if watched else PIPE_WIDTH
+    console, written = _Printer(file=sys.stdout, highlight=False, width=width, force_jupyter=False), list[str]()
     for part in parts:
         for drawn in terminal([part]) if isinstance(part, Block) else [part]:
             with console.capture() as captured:
                 for piece in fitted(drawn, console):
                     console.print(piece, soft_wrap=not watched and not isinstance(piece, Table))
             lines = captured.get().replace(NO_BREAK, " ").split("\n")
-            sys.stdout.write("\n".join(line.rstrip(" ") for line in lines))
+            written.append("\n".join(line.rstrip(" ") for line in lines))
+            if not in_cell:  # below a cell it is one block
+                sys.stdout.write(written.pop())
+    if written:
+        sys.stdout.write("".join(written))
 
 
 def terminal(blocks: Iterable[Block]) -> Iterator[RenderableType]:
@@ -108,7 +118,10 @@ def _head_map(block: HeadMap) -> Iterator[RenderableType]:
             row.append(letter, style=colour.get(kind, "dim"))
         yield row
     for kind, letter, count, meaning in block.legend:
-        yield Text.assemble((f"{letter} ", colour[kind]), f"{kind} {count}", (f"  {meaning}", "dim"))
+        entry = Table.grid(padding=(0, 2))
+        entry.add_column(no_wrap=True)
+        entry.add_row(Text.assemble((f"{letter} ", colour[kind]), f"{kind} {count}"), Text(meaning, style="dim"))
+        yield entry
 
 
 def fitted(part: RenderableType, console: Console) -> Iterator[RenderableType]:
@@ -148,7 +161,7 @@ def _narrowed(table: Table, console: Console) -> bool:
     return True
 
 
-def _as_lines(table: Table) -> Iterator[Text]:
+def _as_lines(table: Table) -> Iterator[RenderableType]:
     """Every row as its first cell, and below it a line for each other cell that is not empty."""
     headers = [_text(column.header) for column in table.columns]
     rows = zip(*(column.cells for column in table.columns), strict=True)
@@ -158,7 +171,7 @@ def _as_lines(table: Table) -> Iterator[Text]:
         yield Text("\n") + heading if count else heading
         for header, cell in zip(headers[1:], map(_text, others), strict=True):
             if cell.plain.strip():
-                yield Text.assemble("  ", header, ": " if header.plain.strip() else "", cell)
+                yield Padding(Text.assemble(header, ": " if header.plain.strip() else "", cell), (0, 0, 0, 2))
 
 
 def _text(cell: RenderableType) -> Text:

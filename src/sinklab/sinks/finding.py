@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from sinklab.attention.anatomy import require_module
@@ -106,8 +107,9 @@ class SinkWeights(Watcher):
 @torch.no_grad()
 def find_sinks(
     model: nn.Module,
-    inputs: Tensor | Mapping[str, Tensor],
+    inputs: Tensor | Mapping[str, Tensor] | Sequence[str],
     *,
+    tokenizer: Any = None,
     threshold: float = 0.3,
     place: SinkPlace | Literal["find"] | None = "find",
     groups: Sequence[Tensor] | None = None,
@@ -124,7 +126,9 @@ def find_sinks(
     A warning says so where every sample is so short that a head of a decoder that looks at all keys alike would sink.
 
     Args:
-        inputs: token ids ``(samples, seq_len)``, or the model's inputs by name, the samples along the first axis.
+        model: or what ``load_model`` gives, with its tokenizer.
+        inputs: token ids ``(samples, seq_len)``, the model's inputs by name, the samples along the first axis, or texts.
+        tokenizer: reads texts, and names tokens if ``decode`` does not.
         threshold: mean weight above which a head sinks in a document, in [0, 1).
         place: what to measure instead of searching; ``None`` for a model without a sink.
         groups: numbers of the samples of each domain, looked at apart for ``tried``; all of them together by default.
@@ -139,7 +143,12 @@ def find_sinks(
         ConfigurationError: a place that these texts and this model do not have, or a part that the model does not have.
         InputError: no samples, samples without tokens, or nothing but padding.
     """
-    require_module(model)
+    tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
+    model = require_module(model)
+    if decode is None and tokenizer is not None:
+        decode = lambda token: str(tokenizer.decode([token]))  # noqa: E731
+    if not isinstance(inputs, Tensor | Mapping):
+        inputs = _ids_of(inputs, tokenizer)
     inputs = {"input_ids": inputs} if isinstance(inputs, Tensor) else inputs
     for name, tensor in inputs.items():
         if not tensor.numel() or (name == "attention_mask" and not tensor.any()):
@@ -169,6 +178,17 @@ def find_sinks(
         unknown = np.full(len(sinks.heads), np.nan)
         return dataclasses.replace(sinks, weights=unknown, value_ratio=unknown)
     return weigh_sinks(model, inputs, sinks, batch_size=batch_size, part=part)
+
+
+def _ids_of(texts: Sequence[str], tokenizer: Any) -> dict[str, Tensor]:
+    """Ids of texts, padded behind."""
+    if isinstance(texts, str) or not texts or tokenizer is None:
+        raise InputError(
+            "`inputs` are token ids, tensors by name, or a list of texts, which a tokenizer must read: `tokenizer`"
+        )
+    rows = [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
+    masks = [torch.ones_like(row) for row in rows]
+    return {"input_ids": pad_sequence(rows, batch_first=True), "attention_mask": pad_sequence(masks, batch_first=True)}
 
 
 def _tried(finders: Sequence[SinkFinder]) -> tuple[tuple[int | Literal["null"], float], ...]:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 
+from sinklab.attention.host_arguments import CACHE
 from sinklab.attention.modules import input_device
-from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, UnsupportedModelError, known_arguments
 from sinklab.policies.base import Positions, SlotPolicy
 from sinklab.policies.pinned import Pinned
 from sinklab.policies.sink_window import SinkWindow
@@ -24,6 +25,7 @@ from sinklab.streaming.host import (
     Arguments,
     Planner,
     SinksApart,
+    generated_ids,
     generating_model,
     join,
     kept_tensors,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class PolicyCache(Cache, Planner):
-    """The cache of a policy, for one model; pass it as ``cache`` (before transformers 5.24 ``past_key_values``).
+    """The cache of a policy, for one model; pass it as ``cache`` (:attr:`keyword`).
 
     One forward may hold one token or many, a prompt longer than the cache included: it is processed in chunks, and the
     result does not depend on their size. Rows of a batch may be padded on either side, given a 2-D ``attention_mask``; each is
@@ -81,6 +83,7 @@ class PolicyCache(Cache, Planner):
     keys_in_slots: ClassVar[bool] = True
     layers: list[SlotLayer | RecurrentLayer]
 
+    @known_arguments
     def __init__(
         self,
         policy: SlotPolicy,
@@ -282,12 +285,28 @@ class PolicyCache(Cache, Planner):
                 'attn_implementation="sdpa"'
             )
         held = self.batch_size
+        self._require_same_text()
         if held not in (-1, batch):
             if table.columns:
                 raise ConfigurationError(f"the cache holds {held} rows and is given {batch}; reset() it or make another")
             table.ids = None
             for layer in self.layers:
                 layer.release()
+
+    def _require_same_text(self) -> None:
+        """Refuse another text than the cache holds: generate() passes over as many ids as were read, whichever they are."""
+        table = self.table
+        if not table.columns or table.rows > 1 or table.ids is None or (whole := generated_ids()) is None:
+            return
+        there = (table.index[0] >= self._front).nonzero()[:, 0]
+        tokens = table.index[0, there] - self._front
+        ids = table.ids[:, there.to(table.ids.device)].to(whole.device)
+        beyond = bool((tokens >= whole.shape[1]).any())
+        if len(ids) == len(whole) and (beyond or bool((whole[:, tokens.to(whole.device)] != ids).any())):
+            raise ConfigurationError(
+                "generate() is given another text than the cache has read; a cache is of one text: hand it all ids so far, "
+                "reset() it, or give every text (every prompt of a pipeline) a cache of its own"
+            )
 
     def _room(self, mask: Tensor | None, batch: int, length: int) -> int:
         """How many of ``length`` new columns can be taken at once."""
@@ -372,6 +391,12 @@ class PolicyCache(Cache, Planner):
         return output
 
     # --- what it holds -------------------------------------------------------------------------------------------------------
+
+    @property
+    def keyword(self) -> dict[str, Self]:
+        """The cache as the keyword argument that the installed transformers has for it: ``generate(**inputs, **cache.keyword)``
+        is ``cache=cache``, and before transformers 5.24 ``past_key_values=cache``."""
+        return {CACHE: self}
 
     def __repr__(self) -> str:
         of = f"{self.policy.describe()}, of no model yet"
@@ -484,7 +509,7 @@ class PolicyCache(Cache, Planner):
 class SinkCache(PolicyCache):
     """The sinks and the last ``window`` tokens: the cache of :class:`~sinklab.policies.sink_window.SinkWindow`.
 
-    ``model.generate(**inputs, cache=SinkCache(num_sinks=4, window=1020))`` is StreamingLLM (arXiv 2309.17453) with
+    ``model.generate(**inputs, **SinkCache(num_sinks=4, window=1020).keyword)`` is StreamingLLM (arXiv 2309.17453) with
     4+1020 tokens. Other arguments and errors are those of :class:`PolicyCache`.
 
     Args:
@@ -496,6 +521,7 @@ class SinkCache(PolicyCache):
         ConfigurationError: ``num_sinks`` and ``sinks``; or sinks without a position (see :meth:`Pinned.of`).
     """
 
+    @known_arguments
     def __init__(
         self,
         model: PreTrainedModel | None = None,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from transformers import PreTrainedModel
-
 from sinklab.errors import ConfigurationError, InputError
+from sinklab.models.loading import OPTIONS, GivenModel, model_and_tokenizer
 from sinklab.streaming.decoding import Tokenizer
 from sinklab.streaming.stream import Stream
 
@@ -33,7 +32,7 @@ class Chat:
     moves it along to the newest turn has it in the first turn and there it stays, in front of all.
 
     Args:
-        model, settings: as :class:`~sinklab.streaming.stream.Stream` has them; a tokenizer is needed.
+        model, settings: as :class:`~sinklab.streaming.stream.Stream` has them.
         system: system message; its tokens are never evicted, and the window counts besides.
         stream: one to go on with, loaded from a file, in place of ``system`` and ``settings``. What was said in it is not
             known, so its earlier turns stay as they were read.
@@ -44,13 +43,17 @@ class Chat:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: GivenModel,
         *,
         system: str | None = None,
         stream: Stream | None = None,
         **settings: Any,
     ) -> None:
-        tokenizer: Tokenizer | None = settings.get("tokenizer") if stream is None else stream.tokenizer
+        tokenizer: Tokenizer | None = None if stream is None else stream.tokenizer
+        if stream is None:
+            loading = {name: settings.pop(name) for name in OPTIONS & settings.keys()}
+            model, tokenizer = model_and_tokenizer(model, settings.get("tokenizer"), **loading)
+            settings["tokenizer"] = tokenizer
         if tokenizer is None:
             raise ConfigurationError("a conversation needs a tokenizer")
         if settings.get("keep") is not None or (stream is not None and system is not None):

@@ -84,6 +84,15 @@ def generating_model() -> PreTrainedModel:
     return model
 
 
+def generated_ids() -> Tensor | None:
+    """All ids ``(batch, length)`` that the generate() at hand begins with; ``None`` outside of its first forward."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_prefill":
+        frame = frame.f_back
+    ids = None if frame is None else frame.f_locals.get("input_ids")
+    return ids if isinstance(ids, Tensor) and ids.numel() else None
+
+
 def tokens_of(arguments: Arguments) -> Tensor:
     """Token ids ``(batch, length)`` or embeddings ``(batch, length, hidden_size)`` of a forward."""
     tokens = arguments.get("input_ids")

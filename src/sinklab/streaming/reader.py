@@ -6,6 +6,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from sinklab.attention.host_arguments import cache_argument
 from sinklab.attention.modules import input_device
 from sinklab.errors import ConfigurationError, UnsupportedModelError
+from sinklab.models.loading import GivenModel, model_alone
 from sinklab.models.losses import is_causal_lm
 from sinklab.models.positions import learned_positions
 from sinklab.policies.base import Policy, PolicySpec, SlotPolicy
@@ -229,13 +231,21 @@ class CacheReader(Reader):
         self._columns = 0
 
 
-def open_reader(model: PreTrainedModel, policy: PolicySpec, *, chunk: int = 128, quantized: str | None = None) -> Reader:
-    """A reader of ``model`` under a policy: the object, its name, or ``{"name": …, setting: …}``.
+def open_reader(
+    model: GivenModel,
+    policy: PolicySpec,
+    *,
+    chunk: int = 128,
+    quantized: str | None = None,
+    **loading: Any,
+) -> Reader:
+    """A reader of ``model``, which ``loading`` is about if it is named, under a policy: the object, its name, or
+    ``{"name": …, setting: …}``.
 
     ``chunk`` is the most tokens that a cache takes at once, on which the result does not depend; ``quantized`` as for
     :class:`~sinklab.streaming.cache.PolicyCache`, which says, too, which models cannot have a policy of slots.
     """
-    model = inside(model)
+    model = inside(model_alone(model, **loading))
     made = policies.make(policy)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(

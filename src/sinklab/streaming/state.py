@@ -14,12 +14,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sinklab.errors import ConfigurationError, InputError, SinklabError
+from sinklab.models.loading import GivenModel, model_alone
 from sinklab.policies.base import SlotPolicy
 from sinklab.registry import policies
 from sinklab.results.file import check_file, parse_object, write_file
 from sinklab.results.version import __version__
 from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
+from sinklab.streaming.limits import inside
 from sinklab.streaming.reader import CacheReader
 from sinklab.streaming.traits import fingerprint
 
@@ -91,13 +93,13 @@ def save_state(
     write_file(path, lambda temporary: temporary.write_bytes(data), overwrite=overwrite, name="path")
 
 
-def load_state(path: str | Path, model: PreTrainedModel) -> CacheReader:
+def load_state(path: str | Path, model: GivenModel, **loading: Any) -> CacheReader:
     """A reader that goes on where the saved cache was; its ``.cache`` may go to ``generate()`` too.
 
     Raises:
         InputError: a file that is missing, damaged, of another format, or written with another model.
     """
-    return read_state(path, model)[0]
+    return read_state(path, inside(model_alone(model, **loading)))[0]
 
 
 def read_state(path: str | Path, model: PreTrainedModel) -> tuple[CacheReader, Json, dict[str, Tensor]]:

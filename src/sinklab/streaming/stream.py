@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +13,11 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from sinklab.attention.modules import input_device
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError, InputError, require_known
+from sinklab.models.loading import OPTIONS, GivenModel, model_and_tokenizer
+from sinklab.models.tokenizer import GivenTokenizer
 from sinklab.policies.base import PolicySpec
 from sinklab.results.environment import require_whole
 from sinklab.streaming.base import Reader, Telemetry
@@ -40,16 +42,17 @@ class Stream:
     Greedy tokens are those of ``model.generate(cache=SinkCache(…), do_sample=False)`` with the same policy.
 
     Args:
-        model: a decoder with a language-model head, in evaluation mode.
+        model: a decoder with a language-model head, in evaluation mode; its name, or what ``load_model`` gives.
         policy: the policy, its name, ``{"name": …, setting: …}``, or a reader to go on with. By default sinks and a window
             that fit the model, see :func:`fitting_policy`.
-        tokenizer: of transformers; needed for text in or out.
+        tokenizer: of transformers, needed for text in or out; by default the model's own.
         temperature, top_k, top_p, seed: see :class:`~sinklab.streaming.decoding.Sampling`; by default the likeliest token.
         stop: strings at which a row ends.
         stop_ids: tokens with which a row ends; by default those of the model's generation config, ``()`` for none.
         keep: text (or ids) that begins the stream and is never evicted, such as a system prompt. The policy's ``num_sinks`` is
             raised to its number of tokens, and the window counts besides.
         chunk: most tokens of a prompt that are read at once; the result does not depend on it.
+        loading: as of :func:`sinklab.load_model`, for a model that is named.
 
     Attributes:
         record: a list that every token of the first row is put into as it is given out; ``None`` by default.
@@ -61,10 +64,10 @@ class Stream:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: GivenModel,
         *,
         policy: PolicySpec | Reader | None = None,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | GivenTokenizer | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -73,7 +76,10 @@ class Stream:
         stop_ids: Sequence[int] | None = None,
         keep: str | Sequence[int] | None = None,
         chunk: int = 128,
+        **loading: Any,
     ) -> None:
+        require_known("Stream", loading, [*inspect.signature(Stream).parameters, *OPTIONS])
+        model, tokenizer = model_and_tokenizer(model, tokenizer, **loading)
         model = inside(model)
         require_whole("chunk", chunk, 1)
         if isinstance(stop, str) or "" in stop:
@@ -297,7 +303,7 @@ class Stream:
         save_state(self.reader, path, notes=notes, tensors=tensors, overwrite=overwrite)
 
     @classmethod
-    def load(cls, path: str | Path, model: PreTrainedModel, *, tokenizer: Tokenizer | None = None, **changes: Any) -> Stream:
+    def load(cls, path: str | Path, model: GivenModel, *, tokenizer: Tokenizer | None = None, **changes: Any) -> Stream:
         """Go on with a stream that :meth:`save` wrote, with the same model and tokenizer.
 
         ``changes`` are other settings than before, but for the policy and what is kept; a change of the sampling begins its
@@ -305,6 +311,8 @@ class Stream:
         """
         if fixed := changes.keys() & {"policy", "keep"}:
             raise ConfigurationError(f"{min(fixed)} cannot change a stream that goes on; begin another one")
+        loading = {name: changes.pop(name) for name in OPTIONS & changes.keys()}
+        model, tokenizer = model_and_tokenizer(model, tokenizer, **loading)
         reader, notes, tensors = read_state(path, model)
         if "settings" not in notes:
             raise InputError(f"{path} is the state of a cache and not of a stream; load it with load_state()")
@@ -325,9 +333,7 @@ class Stream:
         return loaded
 
 
-def stream(
-    model: PreTrainedModel, prompt: Given, *, max_new_tokens: int | None = None, **settings: Any
-) -> Iterator[StreamedToken]:
+def stream(model: GivenModel, prompt: Given, *, max_new_tokens: int | None = None, **settings: Any) -> Iterator[StreamedToken]:
     """Tokens behind a prompt, for ever, in constant memory; the last one comes with all of its text.
 
     Args:

@@ -124,7 +124,7 @@ class SlotTable:
             return "the cache belongs to a model that is gone; make one for each model"
         return (
             "the cache was given keys outside of its model's forward; pass it to the "
-            f"{type(self.model).__name__} that it belongs to as `cache`"
+            f"{type(self.model).__name__} that it belongs to, as `cache`"
         )
 
     def spread(self, batch: int) -> None:

@@ -35,26 +35,33 @@ from typing import (
 
 from typing_extensions import Doc
 
-from sinklab.errors import ConfigurationError
-from sinklab.results.environment import require_function, require_path, require_whole
+from sinklab.errors import ConfigurationError, require_known
+from sinklab.results.environment import dtype_named, require_function, require_path, require_whole
 from sinklab.results.folder import default_out
+from sinklab.results.intervals import require_threshold
 from sinklab.results.progress import DONE_OF_STAGE
 from sinklab.results.run import COMMAND, Progress
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from sinklab.attention.operation import Operation
     from sinklab.corpora.base import Corpus
     from sinklab.models.loading import LoadedModel
+    from sinklab.models.tokenizer import Processor
 
     _Model: TypeAlias = str | LoadedModel | PreTrainedModel
     _Corpus: TypeAlias = str | Corpus
+    _Tokenizer: TypeAlias = str | PreTrainedTokenizerBase
+    _Dtype: TypeAlias = str | torch.dtype
+    _Device: TypeAlias = str | torch.device
+    _Token: TypeAlias = str | bool  # unknown when it runs, as Processor is: no option of a line
     _MaxMemory: TypeAlias = str | Mapping[str | int, str | int]
     _Seeds: TypeAlias = str | Sequence[int]
     _Operations: TypeAlias = str | Sequence[str | Mapping[str, object] | Operation]
 else:
-    _Model = _Corpus = _MaxMemory = _Seeds = _Operations = str
+    _Model = _Corpus = _Tokenizer = _Dtype = _Device = _MaxMemory = _Seeds = _Operations = str
 
 WHOLE = "whole"
 """In the annotation of a list: the command line does not split its parts at commas."""
@@ -80,8 +87,8 @@ SEQ_LEN = 64
 """Where no other is given."""
 Samples = Annotated[int, Doc("Samples to average over.")]
 Threshold = Annotated[float, Doc("A head has a sink on a key when its mean weight there exceeds this.")]
-Device = Annotated[str, Doc("auto (CUDA if available), cpu, cuda, cuda:1, …")]
-Dtype = Annotated[str, Doc("auto (float32 on a CPU, else the checkpoint's), float32, bfloat16, float16, float64.")]
+Device = Annotated[_Device, Doc("auto (CUDA if available), cpu, cuda, cuda:1, …")]
+Dtype = Annotated[_Dtype, Doc("auto (float32 on a CPU, else the checkpoint's), float32, bfloat16 (bf16), float16, float64.")]
 DeviceMap = Annotated[
     str | None, Doc("Instead of a device: auto, balanced, balanced_low_0 or sequential, over devices, memory and disk.")
 ]
@@ -106,6 +113,9 @@ Bos = Annotated[
 ]
 BatchSize = Annotated[int | None, Doc("Samples in a forward pass; by default chosen from the lengths.")]
 Revision = Annotated[str | None, Doc("Branch, tag or commit of a hub repository.")]
+Subfolder = Annotated[str, Doc("Folder of the checkpoint inside its directory or hub repository.")]
+LocalFilesOnly = Annotated[bool, Doc("Ask no hub: what is not on this machine is refused.")]
+Tokenizer = Annotated[_Tokenizer | None, Doc("In place of the model's own: a directory, or a hub id.")]
 TrustRemoteCode = Annotated[bool, Doc("Run model code that comes with the checkpoint.")]
 Out = Annotated[Path | None, Doc("Output directory; it appears complete or not at all.")]
 Overwrite = Annotated[bool, Doc("Replace the output directory if it exists.")]
@@ -125,7 +135,10 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loading(Options):
-    """How a model that is named is loaded (:func:`~sinklab.models.loading.load_model`)."""
+    """How a model that is named is loaded (:func:`~sinklab.models.loading.load_model`), and what reads for it.
+
+    ``token``, of the hub, and ``processor`` only Python has; no record keeps the first.
+    """
 
     device: Device = "auto"
     dtype: Dtype = "auto"
@@ -133,7 +146,12 @@ class Loading(Options):
     max_memory: MaxMemory = None
     offload_folder: OffloadFolder = None
     revision: Revision = None
+    subfolder: Subfolder = ""
+    token: _Token | None = None
+    local_files_only: LocalFilesOnly = False
     trust_remote_code: TrustRemoteCode = False
+    tokenizer: Tokenizer = None
+    processor: Processor | None = None
 
     def open(self, model: _Model) -> LoadedModel:
         """The model, loaded if it was named."""
@@ -190,6 +208,7 @@ def _with_checked_numbers(function: Callable[..., R], name: str) -> Callable[...
             group = group_of[field]
             given[group] = dataclasses.replace(given[group], **{field: _checked(call, field, named.pop(field))})
         signature = inspect.signature(function)
+        require_known(function.__name__, named, inspect.signature(call).parameters)
         try:
             bound = signature.bind(*positional, **named)
         except TypeError as error:
@@ -220,7 +239,7 @@ def _line(function: Callable[..., Any], name: str, given: Mapping[str, Any]) -> 
             list(one) if isinstance(one, (list, tuple)) else [one]
             for one in (given.get(argument, parameter.default), parameter.default)
         )
-        if argument in ("out", "overwrite", "resume", "progress", "say", "quiet") or value in ([], [None]):
+        if argument in ("out", "overwrite", "resume", "progress", "say", "quiet", "token") or value in ([], [None]):
             continue
         if not all(isinstance(one, (str, int, float, Path)) for one in value):
             return ""
@@ -302,6 +321,8 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     listed = isinstance(value, Iterable) and not isinstance(value, (str, os.PathLike, Mapping))  # a text is one, of its letters
     if get_origin(next(iter(declared - {type(None)}))) is Sequence and str not in declared and not listed:
         raise ConfigurationError(f"`{name}` is {value!r}; expected a list, also of one")
+    if name in ("dtype", "device") and value is not None:  # of torch, by their names
+        return dtype_named(value) if name == "dtype" else str(value)
     if Path in declared:
         require_path(f"`{name}`", value)
     if Progress in declared:
@@ -327,19 +348,30 @@ def _checked(function: Callable[..., Any], name: str, value: Any) -> Any:
     return type(value)([_of_python(item) for item in value]) if type(value) in (list, tuple) else value
 
 
-DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
-"""The values of ``dtype``."""
+DEVICES = (
+    "auto", "cpu", "cuda", "fpga", "hip", "hpu", "ideep", "ipu", "lazy", "maia", "meta", "mkldnn", "mps", "mtia", "npu",
+    "opencl", "opengl", "ve", "vulkan", "xla", "xpu",
+)  # fmt: skip
+"""What torch may call a device, and ``auto``."""
 
 
 def _check_early(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse names that are none, broken GGUF files and folders that are in the way before anything heavy is imported."""
     annotations = annotations_of(function)
-    dtype = given.get("dtype", "auto")
-    if isinstance(dtype, str) and dtype not in DTYPES:
-        raise ConfigurationError(f"there is no dtype {dtype!r}; `dtype` is {', '.join(DTYPES)}")
-    if isinstance(model := given.get("model"), str):
+    if annotations.get("threshold") == Threshold and "threshold" in given:
+        require_threshold(given["threshold"], "`threshold`")
+    if (place := str(given.get("device", "auto")).partition(":")[0]) not in DEVICES and not place.isdecimal():
+        raise ConfigurationError(f"there is no device {given['device']!r}; `device` is auto, cpu, cuda, cuda:1, mps, …")
+    few = {"seq_len": (SeqLen, 2), "samples": (Samples, 1), "batch_size": (BatchSize, 1)}
+    for name, (annotation, least) in few.items():
+        value = given.get(name)
+        if annotations.get(name) == annotation and isinstance(value, int) and value < least:
+            raise ConfigurationError(f"`{name}` must be at least {least}, got {value}")
+    if annotations.get("model") in (ModelSource, str) and isinstance(model := given.get("model"), str):
+        from sinklab.models.embedded import require_name
         from sinklab.models.gguf_file import local_gguf, read_gguf
 
+        require_name(model)
         if (path := local_gguf(model)) is not None:
             read_gguf(path)
     for name, value in given.items():

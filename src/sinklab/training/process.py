@@ -155,7 +155,7 @@ def trackers(
     """Callbacks of the trackers that need a folder of ours; the others are made by ``report_to``."""
     for name in config.training.report_to:
         if importlib.util.find_spec(name) is None:
-            raise ConfigurationError(f"training.report_to names {name}, which is not installed; try: pip install {name}")
+            raise ConfigurationError(f"training.report_to names {name}, which is not installed: pip install 'sinklab[{name}]'")
     if "tensorboard" not in config.training.report_to or not arguments.should_save:
         return []
     from torch.utils.tensorboard import SummaryWriter

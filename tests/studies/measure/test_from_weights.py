@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.architectures.zoo import ZOO, batch_of, model_of
 
-from sinklab import attend, from_weights
+from sinklab import attend, from_weights, load_model
 from sinklab.attention.session import table_of
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.probes._shared import SinkProbe
@@ -119,6 +119,22 @@ def test_every_layout_is_read_as_the_same_thing():
     one = from_weights(weights[0, 0], causal=False)
     assert one.table.equals(from_weights(weights[:1], causal=False).table)
     assert from_weights(weights[0, 0, 0].double(), causal=False).shape == (1, 1, 1, 6, 6)
+
+
+@torch.no_grad()
+def test_what_generate_returns_is_read_as_the_weights_of_its_ids():
+    loaded = load_model("embedded:softmax", attn_implementation="eager")
+    batch = loaded.tokenizer("import os\nimport sys\n", return_tensors="pt")
+    asked = {"output_attentions": True, "return_dict_in_generate": True, "do_sample": False}
+    output = loaded.model.generate(**batch, max_new_tokens=6, **asked)
+    whole = from_weights(loaded.model(output.sequences[:, :-1], output_attentions=True).attentions).table
+    found = from_weights(output.attentions).table
+    assert list(found["metric"]) == list(whole["metric"])
+    torch.testing.assert_close(torch.tensor(found["value"]), torch.tensor(whole["value"]), rtol=1e-4, atol=1e-5)
+    with pytest.raises(
+        InputError, match=r"the forwards of layer 0 have [0-9]+, [0-9]+ … keys, and not one more for each token"
+    ):
+        from_weights(output.attentions[:1] * 2)  # as a cache returns it that holds no more than before
 
 
 def test_layers_may_differ_in_heads_and_the_queries_be_the_last_ones():

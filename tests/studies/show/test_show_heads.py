@@ -76,7 +76,8 @@ def test_weights_that_are_large_everywhere_are_no_sink():
     attention = model.layers[0].self_attn
     attention.k_proj.register_forward_hook(only_first)
     attention.q_proj.register_forward_hook(lambda module, inputs, output: torch.full_like(output, 3.0))
-    (sink,) = sinklab.show(loaded, TEXT[:60]).sinks
+    (sink,) = seen = sinklab.show(loaded, TEXT[:60]).sinks
+    assert re.fullmatch(r"position 0 \(“.*”\): mean weight 0\.\d\d, of \d+ heads?, most \d\.\d\d of \d\.\d", repr(seen))
     assert (sink["position"], {layer for layer, _, _ in sink["heads"]}) == (0, {0})
     assert all(weight > 0.9 for _, _, weight in sink["heads"])
 

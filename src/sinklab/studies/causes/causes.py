@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,7 +108,7 @@ def find_causes(
                 "readout"
             )
         else:
-            require_as_it_is(next(module.parameters(), torch.zeros(0)), **dataclasses.asdict(loading))
+            require_as_it_is(next(module.parameters(), torch.zeros(0)), **vars(loading))
             module.eval()  # as a model of transformers is put: dropout would be taken for an effect
         assert isinstance(module, nn.Module)
         with_bos: int | None = None

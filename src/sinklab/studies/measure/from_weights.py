@@ -90,7 +90,8 @@ def from_weights(
     Args:
         weights: numpy or torch, floating point: ``(queries, keys)``, ``(heads, q, k)``, ``(layers, heads, q, k)`` or ``(layers,
             samples, heads, q, k)``; or a list with an array for each layer, as ``output_attentions`` gives it, of which entries
-            ``None`` (layers without attention) are left out.
+            ``None`` (layers without attention) are left out; or what ``generate(output_attentions=True)`` returns, without
+            beams, whose rows change places.
         causal: a query sees its own key and those before it; with fewer queries than keys the queries are the last ones.
         tokens: of the keys, ids or texts, ``(keys,)`` or ``(samples, keys)``; a sink is then also found as a token.
         attention_mask: ``(samples, keys)``, 0 or false for padding, not measured; positions count from the first token.
@@ -211,6 +212,8 @@ def _require_reach(calls: Sequence[GivenCall], causal: bool) -> None:
 def _layers(weights: object) -> list[Tensor]:
     """One tensor ``(samples, heads, queries, keys)`` a layer."""
     if isinstance(weights, (list, tuple)):
+        if weights and all(isinstance(step, tuple) for step in weights):
+            weights = _of_steps(weights)
         layers = [_array(layer, f"`weights`: entry {number}", 4) for number, layer in enumerate(weights) if layer is not None]
         if not layers:
             raise InputError(
@@ -227,6 +230,21 @@ def _layers(weights: object) -> list[Tensor]:
                 "not the same but for the heads"
             )
     return layers
+
+
+def _of_steps(steps: Sequence[tuple[Tensor | None, ...]]) -> list[Tensor | None]:
+    """What ``generate(output_attentions=True)`` returns, a tuple of layers for each forward, as one array a layer."""
+    return [None if parts[0] is None else _of_forwards(number, parts) for number, parts in enumerate(zip(*steps, strict=True))]
+
+
+def _of_forwards(number: int, parts: Sequence[Any]) -> Tensor:
+    ends, total = [part.shape[-1] for part in parts], sum(part.shape[-2] for part in parts)
+    if ends != list(np.cumsum([part.shape[-2] for part in parts])):
+        raise InputError(
+            f"`weights`: the forwards of layer {number} have {', '.join(map(str, ends[:4]))} … keys, and not one more for each "
+            "token: under a bounded cache, beams or an assistant, read the ids that came of it with attend()"
+        )
+    return torch.cat([torch.nn.functional.pad(part, (0, total - part.shape[-1])) for part in parts], dim=-2)
 
 
 def _array(value: object, where: str, axes: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -32,9 +33,7 @@ def quantize(
     products: Literal["integer", "simulated"] = "integer",
     seed: arguments.Seed = 0,
     bos: arguments.Bos = "auto",
-    device: arguments.Device = "auto",
-    revision: arguments.Revision = None,
-    trust_remote_code: arguments.TrustRemoteCode = False,
+    loading: arguments.Loading = arguments.Loading(),
     output: arguments.Output = arguments.Output(),
 ) -> Result:
     """Measure what quantisation costs in loss, which modules cause it and what cures it.
@@ -71,7 +70,7 @@ def quantize(
     from sinklab.corpora import resolve_corpus
     from sinklab.corpora._reading import corpus_record
     from sinklab.models.drawing import AUTO, default_corpus, draw_samples
-    from sinklab.models.loading import hash_weights, opened
+    from sinklab.models.loading import hash_weights
     from sinklab.models.positions import require_lengths
     from sinklab.report.page import write_blocks_page
     from sinklab.results.sections import to_json
@@ -95,8 +94,9 @@ def quantize(
         if inputs is None:
             require_counts(calibration, samples)
         named_corpus = None if corpus == AUTO else resolve_corpus(corpus)
-        dtype = "float32" if isinstance(model, str) else "auto"  # of a model in memory its own
-        loaded = opened(model, device=device, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
+        if isinstance(model, str) and loading.dtype == "auto":  # of a model in memory its own
+            loading = dataclasses.replace(loading, dtype="float32")
+        loaded = loading.open(model)
         require_one_place(loaded.model, "quantize")
         require_loss(loaded.model, drawn=inputs is None)
         with_bos = uses_bos(loaded.encoder, bos)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import ConfigurationError
@@ -11,10 +10,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from PIL.Image import Image
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from sinklab.models.loading import LoadedModel
-    from sinklab.models.tokenizer import Processor
+    from sinklab.models.tokenizer import GivenTokenizer, Processor
     from sinklab.report.heads import HeadView
 
 
@@ -23,14 +22,11 @@ def show(
     content: str | Path | Image,
     *,
     target: str | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: GivenTokenizer | None = None,
     processor: Processor | None = None,
     threshold: float = 0.3,
     seq_len: int = 4096,
-    device: str = "auto",
-    dtype: str = "auto",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
+    **loading: Any,
 ) -> HeadView:
     """Show every head of a model on one text or picture: coloured by its attention to the sinks, each with its map.
 
@@ -43,19 +39,18 @@ def show(
         content: what the model reads: a text, with the tokens that its tokenizer puts round it; for a model of pictures one of
             PIL, or the path of its file.
         target: of an encoder–decoder, what it writes; without it, source and target are the halves of the text.
-        tokenizer, processor: of a transformers model that is handed over; other models bring theirs.
+        tokenizer, processor: in place of the model's own; of one from ``from_pretrained`` it is found by its name.
         threshold: mean weight, over the queries that see the key, from which a position is named a sink; where rows do not sum
             to one, of its share of the row too.
         seq_len: the most tokens that are read; a longer text is cut, and the page says so.
-        device, dtype, revision, trust_remote_code: as of :func:`sinklab.load_model`; of a model in memory what it is.
+        loading: as of :func:`sinklab.load_model`; of a model in memory what it is.
 
     Raises:
         SinklabError: see the errors of loading and of sessions; a model of sound, for which audits are.
     """
-    from sinklab.attention.anatomy import unwrapped
     from sinklab.attention.maps import AttentionMaps
     from sinklab.models.drawing import reading_part
-    from sinklab.models.loading import LoadedModel, opened, require_as_it_is, wrap_model
+    from sinklab.models.loading import opened
     from sinklab.models.positions import length_warnings, require_positions
     from sinklab.report.heads import Shown
     from sinklab.results.intervals import require_threshold
@@ -65,24 +60,7 @@ def show(
     require_threshold(threshold, "`threshold`")
     if seq_len < 2:
         raise ConfigurationError(f"`seq_len` must be at least 2 tokens, got {seq_len}")
-    options: dict[str, Any] = {
-        "device": device, "dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code
-    }  # fmt: skip
-    if isinstance(model, str | os.PathLike | LoadedModel):
-        if tokenizer is not None or processor is not None:
-            name = "tokenizer" if tokenizer is not None else "processor"
-            raise ConfigurationError(
-                f"`{name}` has no effect on a model that is loaded with its own; hand over the model itself: "
-                f"show(load_model(…).model, …, {name}=…)"
-            )
-        model = os.fspath(model) if isinstance(model, os.PathLike) else model
-        loaded = opened(model, **options)
-    else:
-        inside = unwrapped(model)
-        name = getattr(getattr(inside, "config", None), "name_or_path", "") or type(inside).__name__
-        loaded = wrap_model(model, tokenizer, name=name, processor=processor)
-        require_as_it_is(loaded, **options)
-    loaded = reading_part(loaded)
+    loaded = reading_part(opened(model, tokenizer=tokenizer, processor=processor, **loading))
     samples, notes = samples_of(loaded, content, target, seq_len)
     length = samples.positions or 0
     if samples.tokens is not None:
