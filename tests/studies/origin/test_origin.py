@@ -333,6 +333,15 @@ def test_the_loss_of_a_masked_encoder_is_that_of_its_masked_texts():
     assert locate_origins(model, Samples.of_tokens(ids), Sinks.at(0), controls=1)[0].loss is None
 
 
+def test_losses_over_many_words_are_those_of_every_second_prediction(samples, monkeypatch):
+    model = planted(writes=3.0, reads=MARK)
+    each = sample_losses(model, samples)
+    monkeypatch.setattr("sinklab.models.losses.MANY_WORDS", 2)
+    found, _ = locate_origins(model, samples, Sinks.at(0), controls=1)
+    assert found.loss == pytest.approx(each[:, 1::2].double().mean().item(), abs=1e-5)
+    assert any("every second prediction" in note for note in found.notes)
+
+
 def test_a_spike_that_is_no_sink_is_followed_too(samples):
     (found,) = locate_origins(planted(writes=3.0, reads=MARK), samples, Sinks())[0].origins
     assert (found.kind, found.positions, found.units[0].unit) == ("spike", [0], NEURON)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, SinklabError, UnsupportedModelError
-from sinklab.models.losses import guess_warning, is_two_sided
+from sinklab.models.losses import MANY_WORDS, guess_warning, is_two_sided, without_logits
 from sinklab.models.positions import length_warnings
 from sinklab.results.blocks import head_numbering
 from sinklab.results.intervals import Interval, function_over_items, mean_over_items
@@ -55,6 +55,10 @@ PLACES = 8
 
 HEADS = 8
 """Heads that are listed with their weight on the place, the strongest first."""
+
+EVERY_SECOND = (
+    f"Above a vocabulary of {MANY_WORDS:,} tokens losses are those of every second prediction."
+)
 
 ROWS_AT_ONCE = 64
 """Samples a forward, those under different edits counted."""
@@ -115,6 +119,8 @@ def locate_origins(
     if origins and len(loss) < total and not loss.isnan().all():  # samples that lack the place have a loss, too
         loss = sample_losses(model, samples.scored or samples).double().nanmean(1)
     mean_loss = _known(loss.nanmean())
+    with without_logits(model) as head:
+        halved = [EVERY_SECOND] if origins and head is not None and samples.targets is None else []
     rare = [
         f"Of {total} samples {count} has {name}, and an interval needs two: it is not followed."
         for name, count in having.items()
@@ -125,6 +131,7 @@ def locate_origins(
         *(_numbering(structure) if origins else []),
         *rare,
         *partly,
+        *halved,
         *filter(None, [guess_warning(model, mean_loss), *length_warnings(model, samples, None)]),
     ]
     text = (story(origins[: origins[0].births]) or origins[0].verdict) if origins else notes[0]
