@@ -566,7 +566,7 @@ def test_pictures_without_classes_are_measured_on_the_models_own_answers():
     [
         ({"minimal_effect": -0.1}, r"`minimal_effect` -0\.1 must be 0 or more"),
         ({"products": "float"}, r"`products` 'float' must be integer or simulated"),
-        ({"threshold": 1.0}, r"`threshold` 1\.0 must be at least 0 and below 1"),
+        ({"threshold": 1.0}, r"`threshold` 1\.0 must be in \[0, 1\)"),
         ({"calibration": 0}, r"`calibration` must be at least 1 and `samples` at least 4, got 0 and 12"),
         ({"calibration": 9}, r"got 9 and 3"),
     ],

@@ -56,9 +56,7 @@ PLACES = 8
 HEADS = 8
 """Heads that are listed with their weight on the place, the strongest first."""
 
-EVERY_SECOND = (
-    f"Above a vocabulary of {MANY_WORDS:,} tokens losses are those of every second prediction."
-)
+EVERY_SECOND = f"Above a vocabulary of {MANY_WORDS:,} tokens losses are those of every second prediction."
 
 ROWS_AT_ONCE = 64
 """Samples a forward, those under different edits counted."""

@@ -76,8 +76,6 @@ class Request:
     def __post_init__(self) -> None:
         if not 0 <= self.minimal_effect < float("inf"):
             raise ConfigurationError(f"`minimal_effect` {self.minimal_effect} must be 0 or more nats")
-        if not 0 <= self.threshold < 1:
-            raise ConfigurationError(f"`threshold` {self.threshold} must be at least 0 and below 1")
 
 
 def judged(gap: Interval, minimal_effect: float) -> Verdict:
