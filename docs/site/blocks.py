@@ -39,6 +39,7 @@ RUN_BY = {
 
 WHY_NOT = {
     r"^torchrun ": "needs several processes, and GPUs to be worth it",
+    r"^python examples/": "tests of their own run the examples",
     r"^(pip|uvx|make) ": "installs, builds or tests: CI does that",
     r" --ray ": "needs a Ray cluster",
     r" --(scale (small|60m|1b)|endless|chat)\b": "takes hours, or never ends, or waits for somebody to type",
@@ -76,8 +77,8 @@ class Line:
 
 
 def pages_with_code(root: Path = ROOT) -> list[Path]:
-    """README, CONTRIBUTING and every document."""
-    return sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")])
+    """README, CONTRIBUTING and every document; PYPI.md is made of README."""
+    return sorted([*(page for page in root.glob("*.md") if page.name != "PYPI.md"), *(root / "docs").rglob("*.md")])
 
 
 def fences(path: Path, language: str) -> list[str]:
