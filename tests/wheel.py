@@ -156,7 +156,7 @@ def check(programs: Path, away: Path, wheel: Path, audit: Sequence[str] = ("--sa
     assert where.is_relative_to(programs.parent), f"{where} is not of the environment"
     assert files(where) == packed(wheel, where.name), sorted(files(where) ^ packed(wheel, where.name))
     assert "sink_rate" in run([sinklab, "list", "probes"], away)
-    assert "norm_placement" in run([sinklab, "claims"], away)
+    assert "sink_moves_to_bias" in run([sinklab, "claims"], away)
     timed = "import time; start = time.process_time(); import sinklab; print(time.process_time() - start)"
     seconds = min(float(run([python, "-c", timed], away)) for _ in range(5))
     assert seconds < IMPORT, f"import sinklab takes {seconds:.2f} s"
