@@ -50,7 +50,7 @@ LINES: dict[str, Sequence[str]] = {
     ),
     "sweep": (f"sweep tiny --grid lr=1e-3,4e-3 {STEPS} --retries 0 --out sweep",),
     "reproduce": (
-        "reproduce norm_placement --seeds 0 --retries 0 --out claims",
+        "reproduce emergence --seeds 0 --retries 0 --out claims",
         "reproduce repeated_token_laws --model llama --seeds 0 --out claims",
     ),
     "stream": (
@@ -60,7 +60,7 @@ LINES: dict[str, Sequence[str]] = {
     "compare": ("compare audit audit_of_llama --out compare.html",),
     "card": ("card audit", "card cache", "card causes", "card quantize"),
     "report": ("report audit", "report causes", "report origin"),
-    "claims": ("claims", "claims norm_placement"),
+    "claims": ("claims", "claims emergence"),
     "list": ("list",),
     "show": ("show sink_rate", "show tiny"),
 }
