@@ -1,4 +1,4 @@
-"""Takes docs/report.png, the head of an audit's page and its first maps: ``python docs/picture.py build/demo``.
+"""Takes docs/report.png, the head of an audit's page and its first maps: ``python docs/picture.py build/demo-llm``.
 
 What stands between them (four of the numbers, the findings as a list, the map of heads) is left out. Needs Chromium and the
 packages of the tests.
@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
         assert below is not None
         shot = page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": below["y"] - 16}, full_page=True)
         browser.close()
-    picture = Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    picture = Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     picture.save(OUT, optimize=True)
     print(f"{OUT.name}: {picture.width} × {picture.height}, {OUT.stat().st_size / 1000:.0f} kB")
 
