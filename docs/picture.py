@@ -34,7 +34,9 @@ def main(folder: Path) -> None:
         assert below is not None
         shot = page.screenshot(clip={"x": 0, "y": 0, "width": WIDTH, "height": below["y"] - 16}, full_page=True)
         browser.close()
-    picture = Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    whole = Image.open(io.BytesIO(shot)).convert("RGB")
+    # The most frequent colours would leave out those of the legends.
+    picture = whole.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     picture.save(OUT, optimize=True)
     print(f"{OUT.name}: {picture.width} × {picture.height}, {OUT.stat().st_size / 1000:.0f} kB")
 
