@@ -269,6 +269,12 @@ def test_what_cannot_be_is_refused_before_torch_is_imported(tmp_path):
         "measure embedded:softmax --probe entropy --corpus nowhere.txt": "there is no text file 'nowhere.txt'",
         "cache embedded:softmax --corpus python_sorce": "no corpus is called 'python_sorce'. Did you mean 'python_source'?",
         "causes embedded:softmax --dtype x": "there is no dtype 'x'",
+        "audit embedded:softmax --device-map x": "--device-map 'x' is none of auto, balanced, ",
+        "quantize embedded:softmax --schemes w8a8,w9a9": "--schemes 'w9a9' is none of w and a with 2 to 8 bits each",
+        "stream embedded:softmax --policy x": "no policy is called 'x'. Known: blocks, full, ",
+        "depend embedded:softmax --tasks passkey,x": "no task is called 'x'",
+        "export there --to x": "--to 'x' is none of kvpress, llama.cpp",
+        "pretrain tini": "no recipe is called 'tini'. Did you mean 'tiny'?",
         "origin embedded:softmax --out there": "output directory there exists; choose another with --out, or ",
     }
     program = (

@@ -16,7 +16,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from sinklab.attention.probe import Probe  # noqa: E402
 from sinklab.attention.returned import attend_returned  # noqa: E402
 from sinklab.attention.session import attend  # noqa: E402
 from sinklab.errors import SinklabError  # noqa: E402
+from sinklab.results.blocks import counted  # noqa: E402
 from sinklab.results.table import write_text  # noqa: E402
 
 PAGE = ROOT / "docs" / "architectures.md"
@@ -65,6 +66,8 @@ SIZES: dict[str, Any] = {
     **{"qk_rope_head_dim": 4, "v_head_dim": 8, "mamba_expand": 2, "mamba_d_ssm": 64, "index_topk": 3, "laurel_rank": 4},
     **{"rotary_dim": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "attention_dropout": 0.0, "is_decoder": True},
     **{"attention_chunk_size": 16, "rnn_hidden_size": 32, "lru_width": 32, "expert_ffn_hidden_size": 16, "emb_dim": 32},
+    **{"image_size": 32, "crop_size": 28, "num_blocks": 2, "ext_pw_out_channel": 32, "nemo_conv_channels": 32},
+    **{"depthwise_separable_out_channel": 32, "hidden_size_global": 32, "encoder_hash_byte_group_vocab": 48},
     "sliding_window": decoders.SINKS + decoders.WINDOW + 1,
 }  # fmt: skip
 """Fields of configs, wherever a family has them."""
@@ -82,20 +85,37 @@ OWN: dict[str, dict[str, Any]] = {
     "mamba2": {"head_dim": 16},
     "zaya": {"num_experts_per_tok": 1},
     "zamba": {"num_hidden_layers": 6, "attn_layer_period": 3, "attn_layer_offset": 2},
-    "dots3_note_text": {"num_key_value_heads": 4},
+    "dots3_note_text": {
+        **{"num_key_value_heads": 4, "head_dim": 12, "shared_experts_intermediate_size": 16},
+        **{"swa_q_lora_rank": 16, "swa_kv_lora_rank": 16, "swa_head_dim": 12, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8},
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
+    "fuyu": {"text_config": {"model_type": "persimmon"}},
+    "moshi": {"audio_vocab_size": decoders.VOCAB},
+    "musicgen": {"num_codebooks": 1},
+    "musicgen_melody": {"num_codebooks": 1},
     "gemma4_text": {"num_kv_shared_layers": 0},
     "gemma4_unified_text": {"num_kv_shared_layers": 0},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {f"{kind}_attention": {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding", "full")},
+    },
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "roc_bert": {"shape_vocab_size": 48, "pronunciation_vocab_size": 48, "shape_embed_dim": 8, "pronunciation_embed_dim": 8},
     "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "attention_head_size": 8, "feed_forward_size": 48},
     "kimi_linear": {"layer_types": TURNS},
     "bailing_hybrid": {"layer_types": TURNS},
-    "qwen4_exp_text": {"layer_types": TURNS},
-    "longcat_flash": {"num_key_value_heads": 4, "zero_expert_num": 1},
+    "qwen4_exp_text": {
+        **{"layer_types": TURNS, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8},
+        **{"indexer_budget": 4, "indexer_compress_ratio": 2},
+    },
+    "longcat_flash": {"head_dim": 4, "zero_expert_num": 1},
     "inkling2_text": {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
 }
 """Of families to which the sizes above do not suffice."""
+
+DRAFTS = ("gemma4_assistant", "gemma4_unified_assistant")
+"""Families that cannot be tried alone: they draft for another model, and attend to its keys."""
 
 
 def families() -> dict[str, str]:
@@ -105,19 +125,28 @@ def families() -> dict[str, str]:
     for kind, name in named.items():
         if name not in first or getattr(transformers, name).config_class is CONFIG_MAPPING[kind]:
             first[name] = kind
-    return {kind: name for name, kind in first.items()}
+    return {kind: name for name, kind in first.items() if kind not in DRAFTS}
+
+
+def sized(config_class: Any, own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config is made with, those within it included; ``own`` of a family comes before :data:`SIZES`."""
+    known = {*inspect.signature(config_class.__init__).parameters, *config_class.attribute_map.values()}
+    known |= {field for base in config_class.__mro__ for field in getattr(base, "__annotations__", {})}
+    sizes = {field: size for field, size in SIZES.items() if field in known}
+    if "kv_lora_rank" in sizes:  # latent attention, which has a key of each head
+        sizes = {field: size for field, size in sizes.items() if field != "head_dim"} | {"num_key_value_heads": 4}
+    for field, inner in config_class.sub_configs.items():
+        part = own.get(field, {})
+        inner = CONFIG_MAPPING[part["model_type"]] if "model_type" in part else inner
+        if hasattr(inner, "attribute_map"):  # AutoConfig says nothing
+            sizes[field] = {**sized(inner, part), **part}
+    return {**sizes, **{field: value for field, value in own.items() if field not in config_class.sub_configs}}
 
 
 def build(kind: str, name: str) -> Any:
     """A seeded toy model in evaluation mode, on eager attention, with weights large enough that attention is not even."""
-    config_class = CONFIG_MAPPING[kind]
-    known = {*inspect.signature(config_class.__init__).parameters, *getattr(config_class, "__annotations__", {})}
-    known |= {field for base in config_class.__mro__ for field in getattr(base, "__annotations__", {})}
-    sizes = {field: size for field, size in SIZES.items() if field in known or field in config_class.attribute_map.values()}
-    if "kv_lora_rank" in sizes:  # latent attention, which has a key of each head
-        sizes = {field: size for field, size in sizes.items() if field != "head_dim"} | {"num_key_value_heads": 4}
-    config = config_class(**{**sizes, **OWN.get(kind, {})})
     model_class = getattr(transformers, name)
+    config = model_class.config_class(**sized(model_class.config_class, OWN.get(kind, {})))
     with torch.device("meta"):
         outline = model_class._from_config(config, attn_implementation="eager")
     size = sum(parameter.numel() for parameter in outline.parameters())
@@ -171,7 +200,7 @@ def measured(model: Any) -> str:
         # Granite SWA returns the weights in front of its sink logit; they are proved by the head outputs.
         if worst > 1e-5 and not probe.sinks:
             return f"WRONG: weights differ from the model's by {worst:.1e}"
-    notes = [f"{len(session.off_seam)} modules off the interface"] if session.off_seam else []
+    notes = [f"{counted(len(session.off_seam), 'module')} off the interface"] if session.off_seam else []
     notes += ["depth apart"] if over_depth(model) else []
     return "in full" + "".join(f", {note}" for note in notes)
 
@@ -204,9 +233,12 @@ REASONS = (
     (r"does not rotate its keys by", "keys that positions do not rotate alone"),
     (r"does not run one token", "does not run with a cache of transformers"),
     (r"no layer of attention|no attention that could", "no attention"),
-    (r"layers of the kind ([\w, ]+);", r"layers of the kind \1"),
+    (r"layers of the kind ([\w, ]+);", r"\1"),
     (r"a cache of its own|makes its own cache", "a cache of its own"),
-    (r"own code", "attention in its own code"),
+    (r"own code|no attention call was seen|ran without calling the attention interface", "attention in its own code"),
+    (r"write no keys to the cache", "layers that write no keys"),
+    (r"sees no key at all", "queries without a key"),
+    (r"several decoders", "several decoders in one"),
 )
 
 
@@ -237,6 +269,11 @@ def tried(kind: str, name: str) -> dict[str, str]:
     return found
 
 
+def listed(names: Iterable[str]) -> str:
+    """Names as the page has them."""
+    return ", ".join(f"`{one}`" for one in names)
+
+
 def table(found: Mapping[str, Mapping[str, str]]) -> str:
     """Families with one outcome in one row, the largest first."""
     groups: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
@@ -245,9 +282,10 @@ def table(found: Mapping[str, Mapping[str, str]]) -> str:
             groups[outcome["measured"], outcome["bounded"]].append(kind)
     lines = ["| families | measured | bounded cache |", "|---|---|---|"]
     for (seen, cache), names in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])):
-        lines.append(f"| {len(names)}: {', '.join(f'`{one}`' for one in names)} | {seen} | {cache} |")
+        lines.append(f"| {len(names)}: {listed(names)} | {seen} | {cache} |")
+    lines += ["", f"Not tried: {listed(DRAFTS)}, which draft for another model and attend to its keys."]
     if left := [kind for kind, outcome in found.items() if "built" in outcome]:
-        lines += ["", f"Not built at toy size: {', '.join(f'`{one}`' for one in left)}."]
+        lines[-1] += f" Not built at toy size: {listed(left)}."
     return "\n".join(lines)
 
 

@@ -190,6 +190,17 @@ def on_seam_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in named_modules(model) if _uses_table(type(module)) and _makes_keys(module)}
 
 
+def without_towers(model: nn.Module) -> dict[str, nn.Module]:
+    """:func:`on_seam_modules`, of a model that goes on with texts those of its language model alone: positions of a tower that
+    reads pictures or sound for it are none of the text's."""
+    attention, whole = on_seam_modules(model), unwrapped(model)
+    if not isinstance(whole, PreTrainedModel) or not whole.can_generate() or whole.config.is_encoder_decoder:
+        return attention
+    towers = [whole.get_encoder(modality=modality) for modality in ("image", "audio")]
+    inside = {id(module) for tower in towers if tower is not whole for module in tower.modules()}
+    return {name: module for name, module in attention.items() if id(module) not in inside} or attention
+
+
 def over_depth(model: nn.Module) -> list[str]:
     """Qualified names of modules that attend over the model's blocks: they make no keys by maps of their own."""
     return [name for name, module in named_modules(model) if _uses_table(type(module)) and not _makes_keys(module)]

@@ -18,6 +18,8 @@ from sinklab.attention.call import LayerOutput, Site, run_name
 from sinklab.attention.editing import Editing
 from sinklab.attention.forward import Forward
 from sinklab.attention.host_arguments import given_cache
+from sinklab.attention.maps import Names, picture_names
+from sinklab.attention.modules import core_module
 from sinklab.errors import SessionError, UnsupportedModelError
 
 
@@ -68,6 +70,7 @@ class ModelHooks:
         self._sites: dict[str, Site] = {}
         self._layers: dict[str, Site] = {}
         self.early_masks: deque[seam.MaskRecord] = deque(maxlen=8)
+        self.named: list[Names] = []  # what the tokens of the last forward with pictures stand for
 
     @property
     def running(self) -> bool:
@@ -156,6 +159,8 @@ class ModelHooks:
         outermost = self.depth == 0
         if outermost:
             self._begin_record()
+            if "pixel_values" in kwargs:
+                self.named = picture_names(getattr(core_module(module), "config", None), kwargs)
         self.depth += 1
         for name in ("attention_mask", "decoder_attention_mask"):
             mask = _given(module, args, kwargs, name)

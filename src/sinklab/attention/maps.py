@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import ClassVar, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -212,3 +213,70 @@ def token_text(tokenizer: Decoder | None, token: int) -> str:
         return text
     piece = str(pieces(token))
     return f" {text}" if text and piece.startswith(SPACE) and not text.startswith(" ") else text or piece
+
+
+Names = Sequence[str | None]
+"""What positions are called that are no tokens of a text; ``None`` of one that is."""
+
+
+def patch_names(rows: int, columns: int, of: str = "") -> list[str]:
+    """``patch (row, column)`` from the top left; those at the corners are called so."""
+    ends = {0, rows - 1}, {0, columns - 1}
+    corners = rows > 2 and columns > 2
+    return [
+        f"{'corner ' if corners and row in ends[0] and column in ends[1] else ''}patch ({row}, {column}){of}"
+        for row in range(rows)
+        for column in range(columns)
+    ]
+
+
+def picture_names(config: object, arguments: Mapping[str, Any]) -> list[Names]:
+    """Of a model that reads pictures among texts, what every token of a row stands for, padding left out.
+
+    Patches that a model merges are one. No row where configuration and shapes do not account for all tokens of pictures:
+    several crops of a picture, tokens that end a line of it, patches that are resampled.
+
+    Args:
+        arguments: of the forward, by name.
+    """
+    ids, mask, grids = arguments.get("input_ids"), arguments.get("attention_mask"), grids_of(config, arguments)
+    mark = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    if mark is None or not isinstance(ids, Tensor) or not grids:
+        return []
+    named: list[Names] = []
+    for row, real in zip(ids, torch.ones_like(ids) if mask is None else mask, strict=True):
+        of_picture, own = (row[real.bool()] == mark).tolist(), list[tuple[int, int]]()
+        while grids and math.prod(grids[0]) + sum(map(math.prod, own)) <= sum(of_picture):
+            own.append(grids.pop(0))
+        several = len(own) > 1
+        names = [name for at, grid in enumerate(own, 1) for name in patch_names(*grid, f" of picture {at}" if several else "")]
+        if len(names) != sum(of_picture):
+            return []
+        patches = iter(names)
+        named.append([next(patches) if is_patch else None for is_patch in of_picture])
+    return [] if grids else named
+
+
+def grids_of(config: object, arguments: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Rows and columns of the tokens of every picture, patches that are merged taken as one; none where they are not known."""
+    eyes, pixels, sizes = getattr(config, "vision_config", None), arguments.get("pixel_values"), arguments.get("image_grid_thw")
+    if sizes is not None:
+        merged = getattr(eyes, "spatial_merge_size", 0)
+        return [(rows // merged, columns // merged) for times, rows, columns in sizes.tolist() if merged and times == 1]
+    edge, merged = getattr(eyes, "patch_size", None), getattr(config, "mm_tokens_per_image", None)
+    if not isinstance(edge, int) or not isinstance(pixels, Tensor) or pixels.ndim != 4 or "image_sizes" in arguments:
+        return []
+    side = math.isqrt(merged or 0)
+    return [(side, side) if merged else (pixels.shape[2] // edge, pixels.shape[3] // edge)] * len(pixels)
+
+
+def shared_names(named: Sequence[Names]) -> tuple[str | None, ...] | None:
+    """Names of the positions that are called the same in all rows; ``None`` without any."""
+    names = tuple(found.pop() if len(found := {*row}) == 1 else None for row in zip_longest(*named))
+    return names if any(names) else None
+
+
+def called(named: Sequence[Names], tokens: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Names of the positions of every row, or else its tokens."""
+    rows = zip_longest(named, tokens, fillvalue=())
+    return [[name or token or "" for name, token in zip_longest(*row)] for row in rows]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+from sinklab.errors import InputError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,6 +48,21 @@ class Positions:
     def without(self, tokens: Tensor) -> Positions:
         """The same with padding where ``tokens``, boolean ``(batch, length)``, is false."""
         return Positions(self.positions.masked_fill(~tokens, -1), self.documents.masked_fill(~tokens, -1))
+
+
+def rows_of(arguments: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """Some rows of the arguments of a forward; of the pictures among texts, one behind the other, those of the rows.
+
+    Raises:
+        InputError: some of the rows, where pictures have several sizes.
+    """
+    number = len(arguments.get("input_ids", next(iter(arguments.values()))))
+    if torch.equal(rows, torch.arange(number)):
+        return dict(arguments)
+    if (sizes := arguments.get("image_grid_thw")) is not None and len(sizes.unique(dim=0)) > 1:
+        raise InputError(f"pictures of several sizes go into one forward: {number} samples at once, or pictures of one size")
+    taken = {name: tensor.unflatten(0, (number, -1))[rows.to(tensor.device)] for name, tensor in arguments.items()}
+    return {name: tensor.flatten(0, 1) for name, tensor in taken.items()}
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.attention import host_arguments, seam
-from sinklab.attention.anatomy import Anatomy, off_seam_modules, over_depth, require_module
+from sinklab.attention.anatomy import Anatomy, off_seam_modules, over_depth, require_module, without_towers
 from sinklab.attention.call import AttentionCall, LayerOutput, Site, Statistics
 from sinklab.attention.editing import Editing
 from sinklab.attention.forward import describe_call
 from sinklab.attention.hooks import ModelHooks
 from sinklab.attention.intervention import Intervention, described
-from sinklab.attention.maps import AttentionMaps, Decoder, token_text
+from sinklab.attention.maps import AttentionMaps, Decoder, called, shared_names, token_text
 from sinklab.attention.modules import has_all_heads, out_of_torch, submodule
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
@@ -138,7 +138,7 @@ class Session:
 
     def _dissected(self, model: nn.Module) -> Anatomy:
         """The modules that the session looks at."""
-        return Anatomy(model)
+        return Anatomy(model, without_towers(model))
 
     # --- results ---
 
@@ -186,15 +186,18 @@ class Session:
         if drawn is not None:
             arrays = drawn.arrays()
             front = front_names(drawn.front)
+            # Padding comes last.
             sides = {
-                # Padding comes last.
                 part: [[*front, *(token_text(tokenizer, one) for one in row if one >= 0)] for row in ids.tolist()]
                 for part, ids in drawn.ids.items()
             }
             targets = sides.pop("decoder", [])
+            if about.names is None and self._hooks.named:
+                about = dataclasses.replace(about, names=shared_names(self._hooks.named))
             if arrays:
-                samples = len(arrays["weights"])
-                tokens = next(iter(sides.values()), []) if about.names is None else [list(about.names)] * samples
+                tokens = next(iter(sides.values()), [])
+                named = self._hooks.named or ([] if about.names is None else [about.names] * len(arrays["weights"]))
+                tokens = called(named, tokens)
                 length = max(drawn.lengths)
                 maps = Maps(arrays["weights"], arrays["scores"], arrays["scores_range"], tokens, drawn.modules, length, targets)
             received = heads.Received(drawn.modules, **drawn.columns(), front=drawn.front)

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sinklab.attention.positions import rows_of
 from sinklab.errors import InputError
 
 Kind = Literal["text", "pairs", "image", "audio"]
@@ -28,7 +29,7 @@ MOST_TOGETHER = 0.1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Samples:
-    """Arguments of a model's forward by name, one row of every tensor a sample.
+    """Arguments of a model's forward by name, one row of every tensor a sample; of pictures among texts, several of one size.
 
     Attributes:
         arguments: ``input_ids`` int64 ``(samples, seq_len)``; ``pixel_values`` float32 ``(samples, channels, height, width)``;
@@ -37,7 +38,7 @@ class Samples:
         targets: int64, what the loss is taken of: class numbers ``(samples,)`` or token ids ``(samples, positions)``,
             :data:`~sinklab.models.losses.IGNORED` where none is taken. ``None`` for next tokens, and where there is no loss.
         names: what every position of self-attention is called, where it is no token of a text: ``[CLS]``, ``register 2``,
-            ``corner patch (0, 0)``, ``patch (3, 4)``, ``frame 12``.
+            ``corner patch (0, 0)``, ``patch (3, 4)``, ``frame 12``; ``None`` of a token.
         grid: rows and columns of the patches, which come last among the positions; ``None`` where there are none.
         pictures: what to show of a sample, uint8 ``(samples, height, width, 3)``; ``None`` where there is nothing to look at.
         sources: what every sample is called, such as the name of its file; empty where it has no name.
@@ -49,7 +50,7 @@ class Samples:
     arguments: Mapping[str, Tensor]
     kind: Kind = "text"
     targets: Tensor | None = None
-    names: tuple[str, ...] | None = None
+    names: tuple[str | None, ...] | None = None
     grid: tuple[int, int] | None = None
     pictures: Tensor | None = None
     sources: tuple[str, ...] = ()
@@ -58,6 +59,8 @@ class Samples:
 
     def __post_init__(self) -> None:
         lengths = {name: len(tensor) for name, tensor in self.arguments.items()}
+        if self.tokens is not None and "pixel_values" in lengths:
+            lengths = {name: length % len(self.tokens) or len(self.tokens) for name, length in lengths.items()}
         if self.targets is not None:
             lengths["targets"] = len(self.targets)
         if len(set(lengths.values())) != 1:
@@ -69,7 +72,7 @@ class Samples:
         return cls({"input_ids": tokens})
 
     def __len__(self) -> int:
-        return len(next(iter(self.arguments.values())))
+        return len(next(iter(self.arguments.values())) if self.tokens is None else self.tokens)
 
     @property
     def tokens(self) -> Tensor | None:
@@ -90,7 +93,7 @@ class Samples:
         Where they are more than :data:`MOST_TOGETHER` of all, attention that looks everywhere alike might make them a sink.
         """
         groups = {
-            called: tuple(number for number, name in enumerate(self.names or ()) if name.startswith(f"{role} "))
+            called: tuple(number for number, name in enumerate(self.names or ()) if name and name.startswith(f"{role} "))
             for role, called in ROLES.items()
         }
         return {
@@ -114,7 +117,7 @@ class Samples:
         numbers = torch.arange(len(self))[rows]
         return dataclasses.replace(
             self,
-            arguments={name: tensor[numbers.to(tensor.device)] for name, tensor in self.arguments.items()},
+            arguments=rows_of(self.arguments, numbers),
             targets=None if self.targets is None else self.targets[numbers.to(self.targets.device)],
             pictures=None if self.pictures is None else self.pictures[numbers],
             sources=tuple(self.sources[number] for number in numbers.tolist()) if self.sources else (),

@@ -172,8 +172,12 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
     Raises:
         InputError: the corpus holds fewer samples than asked for, or nothing that the model reads.
     """
+    from sinklab.models.media import draw_described, draw_pictures, draw_recordings, reads_described
+
     kind = kind_of(loaded.model)
     two_sided = kind == "text" and is_two_sided(loaded.model)
+    if "image" in corpus.kinds and reads_described(loaded.model):
+        return draw_described(loaded, corpus, samples=samples, seed=seed)
     if not corpus.kinds & ({"text", "pairs"} if two_sided else {kind}):
         held = " or ".join(HELD[known] for known in sorted(corpus.kinds))
         advice = {"image": "a folder of pictures, or photographs"}
@@ -183,8 +187,6 @@ def draw_samples(loaded: LoadedModel, corpus: Corpus, *, seq_len: int, samples: 
             f"{advice.get(kind, 'a text file, a folder of texts, or python_source')}"
         )
     if kind != "text":
-        from sinklab.models.media import draw_pictures, draw_recordings
-
         if kind == "image":
             return draw_pictures(loaded, corpus, samples=samples, seed=seed)
         return draw_recordings(loaded, corpus, seq_len=seq_len, samples=samples, seed=seed)

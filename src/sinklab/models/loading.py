@@ -256,6 +256,7 @@ def load_model(
     require_numbers(name, model, headers)
     model = restore(model, folder, name)
     _check_finite(model, name)
+    kind = kind_of(model)
     return LoadedModel(
         name=f"{name}/{subfolder}" if subfolder else name,
         model=(model if spread else model.to(place)).eval(),
@@ -265,7 +266,7 @@ def load_model(
         operation=_operation(model),
         num_parameters=num_parameters(model),
         source=folder,
-        processor=load_processor(folder, name, kind_of(model), trust_remote_code) if processor is None else processor,
+        processor=load_processor(folder, name, kind, trust_remote_code) if processor is None and kind != "text" else processor,
         gguf=None if gguf is None else gguf.record(),
     )
 
@@ -296,6 +297,7 @@ def wrap_model(
     Raises:
         InputError: no model of transformers, no tokenizer, or NaN or infinity in its weights.
     """
+    tokenizer = getattr(processor, "tokenizer", None) if tokenizer is None else tokenizer
     tokenizer = tokenizer_inside(model) if tokenizer is None else given_tokenizer(tokenizer, **access)
     model = unwrapped(model)
     lacks = None if isinstance(getattr(model, "config", None), PreTrainedConfig) else "config"

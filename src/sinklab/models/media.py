@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sinklab.attention.maps import grids_of, picture_names, shared_names
 from sinklab.corpora.base import Corpus, Picture, Recording
 from sinklab.corpora.samples import Samples
 from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
@@ -18,7 +21,11 @@ from sinklab.models.checkpoint import first_line
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import class_targets
 from sinklab.models.positions import positions_of
-from sinklab.models.tokenizer import PROCESSOR_FILES, Processor, kind_of
+from sinklab.models.tokenizer import PROCESSOR_FILES, Processor, kind_of, load_processor
+from sinklab.results.blocks import counted
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 EDGE = 224
 """Edge of made-up pictures where neither model nor processor says how large theirs are."""
@@ -63,6 +70,57 @@ def draw_pictures(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: in
         grid=where.grid,
         pictures=_visible(arguments["pixel_values"], processor),
         sources=tuple(source for source, _ in drawn),
+    )
+
+
+PROMPT = "Describe the picture."
+"""What stands behind a picture, for a model that goes on with texts."""
+
+
+def reads_described(model: PreTrainedModel) -> bool:
+    """Whether a model goes on with texts that have pictures in them."""
+    return kind_of(model) == "text" and model.can_generate() and "pixel_values" in inspect.signature(model.forward).parameters
+
+
+def draw_described(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: int) -> Samples:
+    """Pictures in front of :data:`PROMPT`, as the chat template or the processor of the model writes it, all of one size."""
+    if loaded.processor is None and loaded.source is not None:
+        loaded = dataclasses.replace(loaded, processor=load_processor(loaded.source, loaded.name, "text", False))
+    processor: Any = _processor(loaded, "pictures")
+    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": PROMPT}]}]
+    text = f"{getattr(processor, 'image_token', '<image>')}\n{PROMPT}"
+    if getattr(processor, "chat_template", None):
+        text = processor.apply_chat_template(asked, add_generation_prompt=True)
+    known = inspect.signature(loaded.model.forward).parameters
+    made, seen, resized = list[dict[str, Tensor]](), list["Image"](), 0
+
+    def made_of(image: Image, source: str) -> dict[str, Tensor]:
+        given = _made(processor, source, lambda: processor(images=image, text=text, return_tensors="pt"))
+        return {name: given[name] for name in known if isinstance(given.get(name), Tensor)}
+
+    def read(picture: Picture) -> None:
+        nonlocal resized
+        image, given = picture.image, made_of(picture.image, picture.source)
+        if made and any(given[name].shape != tensor.shape for name, tensor in made[0].items()):
+            image, resized = image.resize(seen[0].size), resized + 1
+            given = made_of(image, picture.source)
+        made.append(given)
+        seen.append(image)
+
+    drawn = _drawn(corpus, corpus.pictures(seed, EDGE), samples, read, "pictures")
+    arguments = {name: torch.cat([each[name] for each in made]) for name in made[0]}
+    names, pixels = shared_names(picture_names(loaded.model.config, arguments)), arguments["pixel_values"]
+    looked_at = _visible(pixels, processor.image_processor) if pixels.ndim == 4 else None
+    return Samples(
+        arguments,
+        "image",
+        names=names,
+        grid=None if names is None else grids_of(loaded.model.config, arguments)[0],
+        pictures=torch.stack([torch.tensor(np.array(image.resize(seen[0].size))) for image in seen])
+        if looked_at is None
+        else looked_at,
+        sources=tuple(source for source, _ in drawn),
+        definition=f"A sample is a picture in front of “{PROMPT}”; {counted(resized, 'picture')} resized like the first.",
     )
 
 
@@ -121,13 +179,17 @@ def _processor(loaded: LoadedModel, what: str) -> Processor:
     return loaded.processor
 
 
-def _processed(processor: Processor, source: str, make: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
-    """One input of the model, with a first dimension of one."""
+def _made(processor: Processor, source: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     try:
-        made = make()
+        return make()
     except Exception as error:
         # Processors are code of many hands, and their settings come from a file.
         raise InputError(f"{type(processor).__name__} fails on {source}: {first_line(error)}") from error
+
+
+def _processed(processor: Processor, source: str, make: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
+    """One input of the model, with a first dimension of one."""
+    made = _made(processor, source, make)
     if name not in made:
         raise InputError(
             f"{type(processor).__name__} makes {', '.join(made)}, and the model reads {name}; is it another model's?"

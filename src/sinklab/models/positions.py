@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sinklab.attention.call import AttentionCall, Statistics
+from sinklab.attention.maps import patch_names
 from sinklab.attention.modules import core_module, named_modules
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
@@ -73,7 +74,7 @@ def positions_of(model: PreTrainedModel, arguments: Mapping[str, Tensor]) -> Pos
     if grid is None:
         return Positions(tuple(f"frame {frame}" for frame in range(length)) if "pixel_values" not in arguments else None)
     front = _front(model, length - grid[0] * grid[1])
-    return Positions() if front is None else Positions((*front, *_patches(*grid)), grid)
+    return Positions() if front is None else Positions((*front, *patch_names(*grid)), grid)
 
 
 def grid_of(model: PreTrainedModel, arguments: Mapping[str, Tensor]) -> tuple[int, int] | None:
@@ -100,17 +101,6 @@ def _front(model: PreTrainedModel, number: int) -> tuple[str, ...] | None:
     registers = int(getattr(model.config, "num_register_tokens", 0) or 0)
     own = {0: (), 1: ("[CLS]",), 2: ("[CLS]", "[DIST]")}.get(number - registers)
     return None if own is None else (*own, *(f"register {register}" for register in range(registers)))
-
-
-def _patches(rows: int, columns: int) -> list[str]:
-    """``patch (row, column)`` from the top left; those at the corners are called so."""
-    ends = {0, rows - 1}, {0, columns - 1}
-    corners = rows > 2 and columns > 2
-    return [
-        f"{'corner ' if corners and row in ends[0] and column in ends[1] else ''}patch ({row}, {column})"
-        for row in range(rows)
-        for column in range(columns)
-    ]
 
 
 LENGTHS = ("max_position_embeddings", "n_positions", "max_target_positions")

@@ -5,19 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Iterator
 
 
 def quiet_libraries() -> None:
     """Keep the libraries' own chatter off the screen; what matters reaches the user as an error or in the report."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    for name in ("TRANSFORMERS_VERBOSITY=error", "TOKENIZERS_PARALLELISM=false", "HF_HUB_DISABLE_PROGRESS_BARS=1"):
+        os.environ.setdefault(*name.split("="))
 
 
 @contextlib.contextmanager

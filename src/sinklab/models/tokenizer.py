@@ -11,10 +11,12 @@ from typing import TypeAlias
 from transformers import (
     AutoFeatureExtractor,
     AutoImageProcessor,
+    AutoProcessor,
     AutoTokenizer,
     BaseImageProcessor,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    ProcessorMixin,
     SequenceFeatureExtractor,
 )
 
@@ -97,7 +99,7 @@ def _explained(what: str) -> Iterator[None]:
         raise
 
 
-Processor: TypeAlias = BaseImageProcessor | SequenceFeatureExtractor
+Processor: TypeAlias = BaseImageProcessor | SequenceFeatureExtractor | ProcessorMixin
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Files of a checkpoint that may describe its processor."""
@@ -112,9 +114,9 @@ def kind_of(model: PreTrainedModel) -> Kind:
 
 
 def load_processor(folder: Path, name: str, kind: Kind, trust_remote_code: bool) -> Processor | None:
-    """The processor of a model directory; ``None`` for a model of text, and where there is none."""
-    if kind not in ("image", "audio") or not any((folder / file).is_file() for file in PROCESSOR_FILES):
+    """The processor of a model directory, of texts with pictures too; ``None`` where there is none."""
+    if not any((folder / file).is_file() for file in PROCESSOR_FILES):
         return None
-    auto = AutoImageProcessor if kind == "image" else AutoFeatureExtractor
+    auto = {"image": AutoImageProcessor, "audio": AutoFeatureExtractor}.get(kind, AutoProcessor)
     with _explained(f"the processor of {name}"), only_errors():
         return auto.from_pretrained(folder, trust_remote_code=trust_remote_code, local_files_only=True)

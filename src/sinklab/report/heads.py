@@ -66,7 +66,7 @@ class Shown:
     model: str
     kind: str = "text"
     notes: Sequence[str] = ()
-    names: Sequence[str] | None = None
+    names: Sequence[str | None] | None = None
     groups: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     pictures: NDArray[np.uint8] | None = None
     grid: tuple[int, int] | None = None
@@ -225,12 +225,13 @@ def _places(
     null = np.where(here, weights.null, np.nan)
     if np.isfinite(null).any():
         yield "the null score", None, None, null, null
-    texts = names or _texts(maps, part)
+    texts = _texts(maps, part)
     grouped = {position for members in groups.values() for position in members}
     for position in np.flatnonzero((np.nan_to_num(np.minimum(mean, shares)) > above).any((0, 1))).tolist():
         if position not in grouped:
             text = texts[position] if texts is not None and position < len(texts) else None
-            called = front[position] if not part and position < len(front) else text if names is not None else None
+            named = front if not part and position < len(front) else names or ()
+            called = named[position] if position < len(named) else None
             token = None if called is not None else text
             yield called or f"position {position}", position, token, mean[..., position], shares[..., position]
 
@@ -331,11 +332,15 @@ def _pictures(about: Shown, received: Received) -> dict[str, Any] | None:
     values = received.received
     if values.shape[-1] != len(about.names):
         return None
+    names = list(about.names)
+    if None in names:  # of a picture among texts its patches alone
+        patches = [position for position, name in enumerate(names) if name is not None]
+        names, values = [names[position] for position in patches], values[..., patches]
     averaged = values.size > MOST_NUMBERS
     values = values.mean(2, keepdims=True) if averaged else values
     return {
         "images": [data_address(picture) for picture in about.pictures], "sources": list(about.sources),
-        "grid": list(about.grid), "names": list(about.names), "norms": None, "averaged": averaged,
+        "grid": list(about.grid), "names": names, "norms": None, "averaged": averaged,
         "received": np.rint(1e4 * np.nan_to_num(values)).astype(int).tolist(),
     }  # fmt: skip
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sinklab.attention.call import AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import stands_on_no_key, weights_on_own_keys
+from sinklab.attention.maps import Names
 from sinklab.attention.operation import repeat_groups, row_share
 from sinklab.attention.positions import by_position
 from sinklab.attention.probe import Watcher, filled
@@ -160,7 +161,7 @@ class SinkFinder(Watcher):
         threshold: float = 0.3,
         *,
         part: Part = "",
-        names: Sequence[str] | None = None,
+        names: Names | None = None,
         together: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         require_threshold(threshold)

@@ -17,7 +17,9 @@ from sinklab.attention.call import PARTS, AttentionCall, Part, Statistics
 from sinklab.attention.chosen_keys import scores_of_keys, stands_on_no_key, weights_of_keys
 from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.looks_ahead import looks_ahead
+from sinklab.attention.maps import Names, picture_names, shared_names
 from sinklab.attention.operation import repeat_groups, row_share
+from sinklab.attention.positions import rows_of
 from sinklab.attention.probe import Watcher, filled
 from sinklab.attention.session import attend
 from sinklab.errors import ConfigurationError, InputError
@@ -117,7 +119,7 @@ def find_sinks(
     decode: Callable[[int], str] | None = None,
     corpus: str | None = None,
     bos: int | None = None,
-    names: Sequence[str] | None = None,
+    names: Names | None = None,
     together: Mapping[str, Sequence[int]] | None = None,
     part: Part = "",
 ) -> Sinks:
@@ -135,7 +137,7 @@ def find_sinks(
         batch_size: samples per forward.
         decode: token id to text.
         corpus, bos: of the texts, for the record.
-        names, together: see :class:`SinkFinder`.
+        names, together: see :class:`SinkFinder`; patches of pictures among texts are named by themselves.
         part: of an encoder–decoder, ``encoder``, ``decoder`` or ``cross-attention``, whose sinks are meant. Without it all
             self-attention is looked at together, and position 3 is that of the source and that of the target.
 
@@ -153,7 +155,8 @@ def find_sinks(
     for name, tensor in inputs.items():
         if not tensor.numel() or (name == "attention_mask" and not tensor.any()):
             raise InputError(f"{name} of shape {tuple(tensor.shape)} holds no token; give at least one sample with a token")
-    number = len(next(iter(inputs.values())))
+    number = len(inputs.get("input_ids", next(iter(inputs.values()))))
+    names = shared_names(picture_names(getattr(model, "config", None), inputs)) if names is None else names
     finders: list[SinkFinder] = []
     for rows in groups or [torch.arange(number)]:
         finders.append(SinkFinder(threshold, part=part, names=names, together=together))
@@ -209,13 +212,13 @@ def weigh_sinks(
     """
     measured = SinkWeights(sinks, part=part)
     with attend(model, [measured], verify=False):
-        _run(model, inputs, torch.arange(len(next(iter(inputs.values())))), batch_size)
+        _run(model, inputs, torch.arange(len(inputs.get("input_ids", next(iter(inputs.values()))))), batch_size)
     return measured.completed()
 
 
 def _run(model: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, batch_size: int) -> None:
     for chosen in rows.split(batch_size):
-        model(**lean_arguments(model, {name: tensor[chosen.to(tensor.device)] for name, tensor in inputs.items()}))
+        model(**lean_arguments(model, rows_of(inputs, chosen)))
 
 
 def _placed(sinks: Sinks, place: SinkPlace | None, finder: SinkFinder, inputs: Mapping[str, Tensor]) -> Sinks:

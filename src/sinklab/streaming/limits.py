@@ -73,6 +73,8 @@ def require_decoder(model: PreTrainedModel, policy: SlotPolicy) -> None:
         why = (
             "is an encoder-decoder, which writes no longer than its source asks for; a bounded cache is for decoders that go on"
         )
+    elif not hasattr(config, "num_hidden_layers"):
+        why = "has several decoders in one, of bytes and of patches; a bounded cache is for one that reads token by token"
     elif looks_ahead(model):
         why = (
             "sees later tokens, as encoders do: keys that are held would have to change with every token that comes, so that "

@@ -298,6 +298,7 @@ class SlotTable:
         positions = torch.where(valid, queries - self.base[:, None], 0).to(self.device)
         step = Step(length, None, visible.shape[-1], shifts, visible, source.to(self.device), used, positions)
         step.which = which.to(self.device) if apart else None
+        step.received = taken[0].nonzero()[:, 0].to(self.device) if self.rows == 1 else None
         return step
 
     def _copies(self, queries: Tensor, tokens: Tensor) -> tuple[Tensor | None, list[Tensor], Tensor]:

@@ -17,7 +17,7 @@ import re
 import shlex
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -36,6 +36,7 @@ from typing import (
 from typing_extensions import Doc
 
 from sinklab.errors import ConfigurationError, require_known
+from sinklab.registry import registry_of, split_specs
 from sinklab.results.environment import dtype_named, require_whole
 from sinklab.results.folder import default_out
 from sinklab.results.intervals import require_threshold
@@ -77,10 +78,53 @@ class WrittenTo:
         return default_out(self.template.format_map(words))
 
 
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """In the annotation of texts: what each is, up to a colon; others are refused before torch is imported.
+
+    Args:
+        kind: of plug-ins, such as ``policies``, whose names they are; a path is a corpus or a recipe too.
+        others: what they are besides, a regular expression; ``words`` say it.
+    """
+
+    kind: str = ""
+    others: str = ""
+    words: str = ""
+
+    def require(self, name: str, spec: str) -> None:
+        """Refuse another text as the argument ``name``."""
+        word = spec.partition(":")[0].strip()
+        if re.fullmatch(self.others, word, re.IGNORECASE) or (self.kind == "recipes" and re.search(r"[/\\.]", word)):
+            return
+        if not self.kind:
+            raise ConfigurationError(f"`{name}` {spec!r} is none of {self.words or self.others.replace('|', ', ')}")
+        if self.kind == "corpora":
+            from sinklab.corpora import kind_of_spec
+
+            kind_of_spec(spec if Path(spec).expanduser().exists() else word)
+        elif word not in (registry := registry_of(self.kind)) and (
+            self.kind != "probes" or word not in DEFINITIONS.read_text()
+        ):
+            registry[word]  # says which there are; of a metric its probe is said where that is known
+
+
+DEFINITIONS = Path(__file__).parents[1] / "cli" / "definitions.json"
+FLOATS = "fp8|fp8b|mxfp4|nvfp4"
+_BITS = f"([2-8]|16|{FLOATS})"
+SCHEMES = Known(
+    others=f"w{_BITS}a{_BITS}|{FLOATS}",
+    words=f"w and a with 2 to 8 bits each, or 16 for numbers that stay as they are, such as w8a8, w8a16 or w4a16, or "
+    f"{FLOATS.replace('|', ', ')}, for both or in place of bits",
+)
 AsJson = Annotated[bool, "--json", Doc("Print JSON on stdout, and nothing else.")]
 ModelSource = Annotated[_Model, Doc("embedded:softmax, embedded:sigmoid, a directory, a GGUF file, or a hub id.")]
-CorpusSource = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', optionally with settings, or a UTF-8 text file.")]
-CorpusOfModel = Annotated[_Corpus, Doc("A name from 'sinklab list corpora', or a path; auto chooses by what the model reads.")]
+_CORPORA = Known("corpora", "auto")
+CorpusSource = Annotated[
+    _Corpus, _CORPORA, Doc("A name from 'sinklab list corpora', optionally with settings, or a UTF-8 text file.")
+]
+CorpusOfModel = Annotated[
+    _Corpus, _CORPORA, Doc("A name from 'sinklab list corpora', or a path; auto chooses by what the model reads.")
+]
 SeqLen = Annotated[int, Doc("Tokens in a sample, the beginning-of-sequence token included; of sound, frames.")]
 SEQ_LEN = 64
 """Where no other is given."""
@@ -89,7 +133,9 @@ Threshold = Annotated[float, Doc("A head has a sink on a key when its mean weigh
 Device = Annotated[_Device, Doc("auto (CUDA if available), cpu, cuda, cuda:1, …")]
 Dtype = Annotated[_Dtype, Doc("auto (float32 on a CPU, else the checkpoint's), float32, bfloat16 (bf16), float16, float64.")]
 DeviceMap = Annotated[
-    str | None, Doc("Instead of a device: auto, balanced, balanced_low_0 or sequential, over devices, memory and disk.")
+    str | None,
+    Known(others="auto|balanced|balanced_low_0|sequential"),
+    Doc("Instead of a device: auto, balanced, balanced_low_0 or sequential, over devices, memory and disk."),
 ]
 MaxMemory = Annotated[_MaxMemory | None, Doc("With --device-map auto, the limit for each device: 0=20GiB,cpu=64GiB.")]
 OffloadFolder = Annotated[
@@ -97,7 +143,9 @@ OffloadFolder = Annotated[
 ]
 Seed = Annotated[int, Doc("Seed of the sampling; the same seed gives the same tokens.")]
 Operations = Annotated[
-    _Operations, Doc("From 'sinklab list operations', optionally with settings: softmax,relu:uncounted=0; or all.")
+    _Operations,
+    Known("operations", "all"),
+    Doc("From 'sinklab list operations', optionally with settings: softmax,relu:uncounted=0; or all."),
 ]
 Seeds = Annotated[_Seeds, Doc("Seeds of initial weights and data: 0..2 (both ends included), or a list such as 0,3,7.")]
 Jobs = Annotated[int | None, Doc("Processes at a time; by default one per GPU, or cores over training.threads.")]
@@ -374,11 +422,11 @@ def _check_early(function: Callable[..., Any], given: Mapping[str, Any]) -> None
         if (path := local_gguf(model)) is not None:
             read_gguf(path)
     for name, value in given.items():
-        for spec in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(spec, str) and spec != "auto" and _is_corpus(annotations[name]):
-                from sinklab.corpora import kind_of_spec
-
-                kind_of_spec(spec if Path(spec).expanduser().exists() else spec.partition(":")[0].strip())
+        for known in _known(annotations.get(name)):
+            parts = split_specs(value) if known.kind == "operations" and isinstance(value, str) else [value]
+            for spec in value if isinstance(value, (list, tuple)) else parts:
+                if isinstance(spec, str):
+                    known.require(name, spec)
     if given.get("out") is not None and annotations.get("overwrite") == Overwrite and "resume" not in annotations:
         from sinklab.results.folder import check_free, check_place
 
@@ -386,12 +434,11 @@ def _check_early(function: Callable[..., Any], given: Mapping[str, Any]) -> None
         check_free(Path(given["out"]), given.get("overwrite", False))
 
 
-def _is_corpus(annotation: Any) -> bool:
-    """Whether a parameter names a corpus, or several."""
-    documented = (*get_args(CorpusSource)[1:], *get_args(CorpusOfModel)[1:])
-    if any(note in documented for note in getattr(annotation, "__metadata__", ())):
-        return True
-    return any(_is_corpus(inner) for inner in get_args(annotation))
+def _known(annotation: Any) -> Iterator[Known]:
+    """What texts of a parameter are, one or several."""
+    yield from (note for note in getattr(annotation, "__metadata__", ()) if isinstance(note, Known))
+    for inner in get_args(annotation):
+        yield from _known(inner)
 
 
 def _of_python(value: Any) -> Any:

@@ -16,7 +16,28 @@ from sinklab.models.loading import load_model
 from sinklab.operations.folded_sink import FoldedSink
 from sinklab.results.progress import silent
 from sinklab.studies.fold.calibration import calibrate, parameters_of
-from sinklab.studies.theory.constant_bias import output_change, output_change_bound, weight_change, weight_change_bound
+
+
+def weight_change(weight, error):
+    """How much more a key has whose score is off by ``e``, all other scores as they are."""
+    grown = torch.expm1(error.clamp(max=700.0))
+    return weight * (1 - weight) * grown / (1 + weight * grown)
+
+
+def weight_change_bound(error):
+    """Attained at ``p = σ(-e / 2)``, which becomes ``σ(e / 2)``: the logistic function is steepest at 0 and even about it."""
+    return torch.tanh(error.abs() / 4)
+
+
+def output_change(weight, score_error, content, value, constant):
+    """What a head writes with the bias in the place of its sink, less what it writes with the sink, of float64 tensors."""
+    changed = weight_change(weight, score_error)[..., None] * (constant - content)
+    return changed + weight[..., None] * (constant - value)
+
+
+def output_change_bound(weight, score_error, content, value, constant):
+    """Attained where ``p = σ(-e/2)``, and ``v' - v`` points where ``v' - c`` does, or against it where ``e < 0``."""
+    return weight_change_bound(score_error) * (constant - content).norm(dim=-1) + weight * (constant - value).norm(dim=-1)
 
 
 def drawn(*shape):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sinklab.attention.anatomy import Anatomy
 from sinklab.attention.call import PARTS, Part
-from sinklab.attention.maps import AttentionMaps, token_text
+from sinklab.attention.maps import AttentionMaps, called, token_text
 from sinklab.attention.probe import OfPart, Probe
 from sinklab.attention.session import Session
 from sinklab.corpora import resolve_corpus
@@ -26,6 +26,7 @@ from sinklab.corpora.samples import Kind, Samples
 from sinklab.models.drawing import draw_samples
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_two_sided, loss_kind
+from sinklab.models.media import reads_described
 from sinklab.models.tokenizer import kind_of
 from sinklab.probes._shared import SinkProbe
 from sinklab.registry import probes as probe_registry
@@ -93,10 +94,11 @@ def measure_audit(
     samples of every condition besides it; ``say`` is given the sink in a sentence as soon as it is known.
     """
     main_bos = uses_bos(loaded.encoder, bos)
+    kind: Kind = "image" if "image" in text.kinds and reads_described(loaded.model) else kind_of(loaded.model)
     missing = not_measured(loaded.model)
     reading = read_samples(text, loaded.encoder, seq_len=seq_len, samples=samples, seed=seed, bos=main_bos)
     measuring = _Measuring(loaded, seq_len, samples, threshold, seed, batch_size, run_id, progress)
-    first, *others = _plan(text, kind_of(loaded.model), main_bos, loaded.encoder.bos_token_id is not None)
+    first, *others = _plan(text, kind, main_bos, loaded.encoder.bos_token_id is not None)
     drawn = measuring.draw(*first, samples)
     chosen = {name: section for name, section in sections().items() if include.get(name, section.default)}
     fewer = min(samples, max(least_others, samples // SHARE_OF_OTHERS))
@@ -130,7 +132,7 @@ def measure_audit(
     for name, section in chosen.items():
         if stopped:
             break
-        if drawn.tokens is None and section.text_only:
+        if drawn.kind in ("image", "audio") and section.text_only:
             summary[name] = {"refused": f"not for a model of {HELD[drawn.kind]}: {section.text_only}"}
             continue
         try:
@@ -203,12 +205,13 @@ class _Measuring:
         of_sink = {part: _about_sinks(probes, sinks) for part, sinks in guesses.items()}
         weights = {part: SinkWeights(sinks, part=part) for part, sinks in guesses.items()}
         apart = [probe for probe in probes if not isinstance(probe, SinkProbe)]
+        next_tokens = loss_kind(loaded.model) == "next token" and drawn.kind == "text"  # a prompt is not worth a loss
         probed = run_probes(
             loaded.model,
             drawn,
             [*apart, *finders.values(), *(probe for some in of_sink.values() for probe in some), *weights.values()],
             batch_size=self.batch_size,
-            loss=loss_kind(loaded.model) == "next token" or drawn.targets is not None or drawn.scored is not None,
+            loss=next_tokens or drawn.targets is not None or drawn.scored is not None,
             progress=self.progress,
             stage=self.stage(source, bos),
         )
@@ -305,7 +308,7 @@ def _plan(text: Corpus, kind: Kind, main_bos: bool, has_bos: bool) -> list[tuple
     """The conditions: first the one that all probes see, then the ones that only the sink rate and the loss are taken under."""
     plan: list[tuple[Corpus, bool]] = [(text, main_bos)]
     if kind != "text":
-        return [*plan, *((resolve_corpus(name), False) for name in ("noise", "constant") if name != text.name)]
+        return [*plan, *((resolve_corpus(name), main_bos) for name in ("noise", "constant") if name != text.name)]
     if has_bos:
         plan.append((text, not main_bos))
     for name in ("random_tokens", "repeated_token"):
@@ -331,12 +334,12 @@ def _maps(loaded: LoadedModel, maps: AttentionMaps, shown: Samples) -> tuple[dic
     if length is None or not arrays:  # modules differ in their positions, or positions are of windows, which stand in the batch
         return {}, {}
     length += maps.front
-    front, names = front_names(maps.front), [list(shown.names or ())] * len(shown)
+    front, names = front_names(maps.front), [] if shown.names is None else [shown.names] * len(shown)
 
     def written(rows: Tensor) -> list[list[str]]:
         return [[token_text(loaded.tokenizer, token) for token in row] for row in rows.tolist()]
 
-    texts = names if shown.tokens is None else [front + row for row in written(shown.tokens)]
+    texts = called(names, [] if shown.tokens is None else [front + row for row in written(shown.tokens)])
     metadata = {
         "tokens": json.dumps(texts, ensure_ascii=False),
         "modules": json.dumps(maps.modules),
@@ -352,6 +355,6 @@ def _maps(loaded: LoadedModel, maps: AttentionMaps, shown: Samples) -> tuple[dic
 def _longest(samples: Samples) -> int | None:
     """Tokens of the longer side of some texts; positions of a picture or of sound, where all modules have the same."""
     if samples.tokens is None:
-        return None if any("window" in name for name in samples.names or ("window",)) else samples.positions
+        return None if any("window" in (name or "") for name in samples.names or ("window",)) else samples.positions
     sides = (samples.arguments.get(name) for name in ("input_ids", "decoder_input_ids"))
     return max(side.shape[1] for side in sides if side is not None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from sinklab.results.run import Result, Run
-from sinklab.studies.arguments import Bos, CorpusSource, Loading, ModelSource, Output, Seed, command
+from sinklab.studies.arguments import FLOATS, Bos, CorpusSource, Known, Loading, ModelSource, Output, Seed, command
 
 
 @command("cache")
@@ -15,12 +15,12 @@ def compare_policies(
     model: ModelSource,
     *,
     corpus: Annotated[CorpusSource, "--corpus", "--text"] = "python_source",
-    policies: Sequence[str] | None = None,
+    policies: Annotated[Sequence[str] | None, Known("policies")] = None,
     windows: Annotated[Sequence[int] | None, "--window", "--windows"] = None,
     sinks: Sequence[int] = (0, 1, 2, 4, 8),
     tokens: int | None = None,
     documents: int | None = None,
-    quantized: Sequence[str] = (),
+    quantized: Annotated[Sequence[str], Known(others=f"int8|int4|{FLOATS}")] = (),
     seed: Seed = 0,
     bos: Bos = "auto",
     loading: Loading = Loading(),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
-from sinklab.studies.arguments import Bos, Loading, ModelSource, Output, Seed, command
+from sinklab.studies.arguments import Bos, Known, Loading, ModelSource, Output, Seed, command
 
 if TYPE_CHECKING:
     from sinklab.models.loading import LoadedModel
@@ -20,7 +20,7 @@ HARNESS = "lm_eval:"
 @command
 def depend(
     model: ModelSource,
-    tasks: Annotated[Sequence[str | Task], "--task", "--tasks"] = ("long_text",),
+    tasks: Annotated[Sequence[str | Task], "--task", "--tasks", Known("tasks", "lm_eval")] = ("long_text",),
     *,
     window: int | None = None,
     sinks: Sequence[int] = (4,),

@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from sinklab.results.run import Listing
-from sinklab.studies.arguments import command
+from sinklab.studies.arguments import Known, command
 
 Integers = Literal["int8", "int4"]
 
 
 @command
 def export(
-    run: Path, *, to: Sequence[str], policy: str | None = None, quantized: Integers | None = None, out: Path | None = None
+    run: Path,
+    *,
+    to: Annotated[Sequence[str], Known(others=r"kvpress|llama\.cpp", words="kvpress, llama.cpp")],
+    policy: str | None = None,
+    quantized: Integers | None = None,
+    out: Path | None = None,
 ) -> Listing:
     """Write the cache policy that a run has chosen as flags or a script for another engine; nothing is measured.
 

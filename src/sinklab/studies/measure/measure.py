@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.blocks import Block, Cell, Facts, Grid
@@ -24,7 +24,7 @@ THRESHOLD = 0.3
 def measure(
     model: arguments.ModelSource,
     *,
-    probes: Sequence[str | dict[str, Any] | Probe],
+    probes: Annotated[Sequence[str | dict[str, Any] | Probe], arguments.Known("probes")],
     corpus: arguments.CorpusOfModel = "auto",
     seq_len: arguments.SeqLen = arguments.SEQ_LEN,
     samples: arguments.Samples = 100,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from sinklab.results.folder import default_out, from_outside
-from sinklab.studies.arguments import WHOLE, Quiet, command
+from sinklab.studies.arguments import WHOLE, Known, Quiet, command
 
 if TYPE_CHECKING:
     from sinklab.results.run import Result
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @command
 def pretrain(
-    recipe: str | PretrainingConfig,
+    recipe: Annotated[str | PretrainingConfig, Known("recipes")],
     *,
     changes: Annotated[list[str] | None, "--set", WHOLE] = None,
     out: Path | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from sinklab.errors import ConfigurationError
 from sinklab.results.run import Result, Run
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def quantize(
     model: arguments.ModelSource,
     *,
-    schemes: Sequence[str] = ("w8a8", "w8a16", "w4a16"),
+    schemes: Annotated[Sequence[str], arguments.SCHEMES] = ("w8a8", "w8a16", "w4a16"),
     corpus: arguments.CorpusOfModel = "auto",
     seq_len: arguments.SeqLen = arguments.SEQ_LEN,
     samples: arguments.Samples = 64,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import torch
 
+from sinklab.attention.maps import picture_names, shared_names
+from sinklab.corpora import PICTURES
 from sinklab.corpora._media import open_picture, rgb
 from sinklab.corpora.base import Corpus, Encoder, Identity, Picture
 from sinklab.corpora.samples import Kind, Samples
@@ -15,11 +18,14 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.drawing import shifted
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import is_two_sided
-from sinklab.models.media import draw_pictures
+from sinklab.models.media import draw_described, draw_pictures, reads_described
 from sinklab.models.tokenizer import kind_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+Content: TypeAlias = "str | Path | Image | Mapping[str, torch.Tensor]"
 
 
 class OnePicture(Corpus):
@@ -42,13 +48,19 @@ class OnePicture(Corpus):
         yield self.picture
 
 
-def samples_of(loaded: LoadedModel, content: str | Path | Image, target: str | None, seq_len: int) -> tuple[Samples, list[str]]:
+def samples_of(loaded: LoadedModel, content: Content, target: str | None, seq_len: int) -> tuple[Samples, list[str]]:
     """What was given as one sample, and a sentence where a text was cut."""
     kind, two_sided = kind_of(loaded.model), is_two_sided(loaded.model)
     if kind == "audio":
         raise InputError(f"{type(loaded.model).__name__} reads sound, and show() has texts and pictures; `audit` measures it")
     if target is not None and not (two_sided and kind == "text"):
         raise ConfigurationError(f"`target` is for an encoder–decoder, and {type(loaded.model).__name__} is none")
+    if isinstance(content, Mapping):
+        known = inspect.signature(loaded.model.forward).parameters
+        arguments = {name: content[name] for name in known if isinstance(content.get(name), torch.Tensor)}
+        return Samples(arguments, names=shared_names(picture_names(loaded.model.config, arguments))), []
+    if reads_described(loaded.model) and (not isinstance(content, str) or Path(content).suffix.lower() in PICTURES):
+        return draw_described(loaded, OnePicture(_picture(content)), samples=1, seed=0), []
     if kind == "image":
         return draw_pictures(loaded, OnePicture(_picture(content)), samples=1, seed=0), []
     if not isinstance(content, str):

@@ -9,17 +9,17 @@ from sinklab.errors import ConfigurationError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from PIL.Image import Image
     from transformers import PreTrainedModel
 
     from sinklab.models.loading import LoadedModel
     from sinklab.models.tokenizer import GivenTokenizer, Processor
     from sinklab.report.heads import HeadView
+    from sinklab.studies.show.content import Content
 
 
 def show(
     model: str | Path | LoadedModel | PreTrainedModel,
-    content: str | Path | Image,
+    content: Content,
     *,
     target: str | None = None,
     tokenizer: GivenTokenizer | None = None,
@@ -37,7 +37,8 @@ def show(
     Args:
         model: ``embedded:softmax``, a directory, a hub id, or a loaded model.
         content: what the model reads: a text, with the tokens that its tokenizer puts round it; for a model of pictures one of
-            PIL, or the path of its file.
+            PIL, or the path of its file, which one of texts and pictures reads in front of a prompt; or what a processor
+            or tokenizer makes, tensors by name.
         target: of an encoder–decoder, what it writes; without it, source and target are the halves of the text.
         tokenizer, processor: in place of the model's own; of one from ``from_pretrained`` it is found by its name.
         threshold: mean weight, over the queries that see the key, from which a position is named a sink; where rows do not sum

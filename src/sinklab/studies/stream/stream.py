@@ -17,7 +17,7 @@ from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.quiet import quiet_libraries
 from sinklab.results.file import check_file
 from sinklab.results.progress import bars, say
-from sinklab.studies.arguments import WHOLE, Loading, OverwriteFile, command
+from sinklab.studies.arguments import WHOLE, Known, Loading, OverwriteFile, command
 
 if TYPE_CHECKING:
     from sinklab.streaming.chat import Chat
@@ -33,7 +33,7 @@ def stream(
     chat: bool = False,
     system: str | None = None,
     keep: str | None = None,
-    policy: str | None = None,
+    policy: Annotated[str | None, Known("policies")] = None,
     sinks: int | None = None,
     window: int | None = None,
     max_new_tokens: int | None = None,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from sinklab.results.folder import default_out
-from sinklab.studies.arguments import WHOLE, Jobs, Quiet, Retries, command, parse_seeds
+from sinklab.studies.arguments import WHOLE, Jobs, Known, Quiet, Retries, command, parse_seeds
 
 if TYPE_CHECKING:
     from sinklab.results.run import Result
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @command
 def sweep(
-    recipe: str | PretrainingConfig,
+    recipe: Annotated[str | PretrainingConfig, Known("recipes")],
     *,
     grid: Annotated[list[str] | None, WHOLE] = None,
     seeds: str | None = None,
