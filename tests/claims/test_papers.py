@@ -22,6 +22,7 @@ from sinklab_claims import gu2024_pretraining as pretraining
 from sinklab_claims import ranmilo2026
 from sinklab_claims.barbero2025 import without_bos
 from sinklab_claims.bondarenko2023 import masked
+from sinklab_claims.chen2026 import half_way
 from sinklab_claims.contract.trained import Checkpoint
 from sinklab_claims.gu2024_laws import measure, of_checkpoint
 from sinklab_claims.gu2024_models import LENGTHS as ROW_LENGTHS
@@ -142,6 +143,15 @@ def test_an_even_head_of_an_encoder_is_no_sink_and_a_planted_one_is():
     assert masked(checkpoint)["masked"]["strongest_place"] > 0.9
     with pytest.raises(DoesNotApply, match="it fills no gaps in a text"):
         masked(SimpleNamespace(loaded=SimpleNamespace(model=model_like(), tokenizer=None)))
+
+
+def test_half_way_by_hand():
+    assert half_way({10: 0.0, 20: 0.2, 40: 0.6, 80: 1.0}, 0.1) == 35.0  # 0.5 lies three quarters of the way from 20 to 40
+    assert half_way({10: 3.0, 20: 1.0, 40: 1.0}, 0.1) == 15.0  # a curve may fall
+    assert half_way({10: 0.0, 20: 5.0, 40: 1.0}, 0.1) == 11.0  # and overshoot
+    assert half_way({10: 1.0, 20: 9.0, 40: 1.05}, 0.1) is None
+    # A jump in warm-up is no onset: it comes back, and 0.5 lies half of the way from 0.25 to 0.75.
+    assert half_way({10: 0.0, 20: 5.0, 40: 0.25, 80: 0.75, 160: 1.0}, 0.1) == 60.0
 
 
 @pytest.mark.thorough
