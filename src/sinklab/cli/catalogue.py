@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.text import Text
 
 import sinklab
-from sinklab.cli.derive import plain
+from sinklab.cli.derive import plain, rejoined
 from sinklab.errors import UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.registry import KINDS, Registry, registry_of
@@ -200,7 +200,7 @@ def _shown(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
         first, _, rest = one["text"].partition("\n\n")
         is_repeated = " ".join(first.split()) == one["summary"]  # of a plug-in whose class says what its file would
         if text := rest if is_repeated else one["text"]:
-            yield Text(f"\n{plain(text)}")
+            yield Text(f"\n{rejoined(plain(text))}")
         yield from _parameters(one)
         if one["metrics"]:
             yield "\n[bold]definitions[/bold]"
