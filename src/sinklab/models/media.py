@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 from sinklab.attention.maps import grids_of, picture_names, shared_names
 from sinklab.corpora.base import Corpus, Picture, Recording
 from sinklab.corpora.samples import Samples
-from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.models.checkpoint import first_line
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, first_line
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import class_targets
 from sinklab.models.positions import positions_of
