@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache
 
-from sinklab.attention.operation import HeadShape, Inputs, Operation, OperationState
+from sinklab.attention.host_arguments import HARMLESS, unknown_keywords
+from sinklab.attention.operation import ATTRIBUTE, HeadShape, Inputs, Operation, OperationState
 from sinklab.attention.paths.table import compute
 from sinklab.attention.visibility import Everything, Visibility
 from sinklab.errors import UnsupportedModelError
@@ -49,6 +50,8 @@ class Source:
             return output
         if self.layout == "bthd":
             return output.transpose(1, 2)
+        if output.shape[1:] == (1, heads * size):
+            return output.view(-1, heads, 1, size)  # a step of decoding, in one call
         if self.step == size:
             whole = output.shape[-1] == heads * size
             split = (output if whole else output[..., self.start : self.start + heads * size]).unflatten(-1, (heads, size))
@@ -87,6 +90,9 @@ def find_source(received: Tensor, outputs: dict[str, Tensor]) -> str | None:
     return last
 
 
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # outputs, log-sum-exp
+
+
 def watch(module: nn.Module, state: OperationState) -> None:
     """Let an attention module mark the keys of its sinks and keep its queries; hooks go with copies, and pickle."""
     if state.shape.folded != ():
@@ -121,9 +127,13 @@ def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwar
     if state.shape.keys_from:
         _follow_parts(state, module)
     hidden = args[0] if args else kwargs["hidden_states"]
-    given = (*args, *kwargs.values())
-    mask = next((one for one in given if isinstance(one, Tensor) and one.ndim == 4 and one.dtype == torch.bool), None)
-    starts = None if _unmarked.get() else _starts(module, hidden, mask, given, kwargs.get("position_ids"))
+    mask = cache = None
+    for one in (*args, *kwargs.values()):  # a mask and a cache, by one of three names
+        if isinstance(one, Tensor):
+            mask = one if one.ndim == 4 and one.dtype == torch.bool else mask
+        elif isinstance(one, Cache):
+            cache = one
+    starts = None if _unmarked.get() else _starts(module, hidden, mask, cache, kwargs.get("position_ids"))
     if starts is None:
         state.passing.sinks = None
         return
@@ -134,9 +144,7 @@ def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwar
     state.passing.first_only = mask is None and positions == (0,)
 
 
-def _starts(
-    module: nn.Module, hidden: Tensor, mask: Tensor | None, given: Iterable[object], positions: object
-) -> Tensor | None:
+def _starts(module: nn.Module, hidden: Tensor, mask: Tensor | None, cache: Cache | None, positions: object) -> Tensor | None:
     """Tokens that begin a text, ``(batch, tokens)``; ``None`` where it began before.
 
     In an encoder that is the first key that is seen. In a causal model it is a token that sees no key but its own, and has no
@@ -145,7 +153,6 @@ def _starts(
     """
     batch, tokens = hidden.shape[:2]
     if mask is None:
-        cache = next((one for one in given if isinstance(one, Cache)), None)  # by one of three names
         if cache is not None and int(cache.get_seq_length(getattr(module, "layer_idx", 0) or 0)) > 0:
             return None
         starts = torch.zeros(batch, tokens, dtype=torch.bool, device=hidden.device)
@@ -223,73 +230,62 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """What :func:`~sinklab.attention.paths.table.compute` gives for a call in which keys of folded sinks are hidden.
 
-    Where a text begins with its sink and nothing else is masked, the rest of it is a causal call of one token less; a step of
-    decoding leaves the first key out. All other calls get a mask.
+    Where a text begins with its sink and nothing else is masked, the rest of it is a causal call of one token less. All other
+    calls get a mask.
 
     Raises:
         UnsupportedModelError: keys that are zero could not be told from others, since the module does not mark them.
     """
     shape = state.shape
-    short = path == "auto" and not need_weights and _short_step(inputs)
     if shape.folded == ():
-        if not short:
-            return compute(operation, inputs, path, need_weights=need_weights)
-        queries, keys, values = inputs.queries, inputs.keys, inputs.values
-        return scaled_dot_product_attention(queries, keys, values, scale=inputs.scaling, enable_gqa=True), None
+        return compute(operation, inputs, path, need_weights=need_weights)
     if not shape.keys_from:
         raise UnsupportedModelError(
             "operation 'folded_sink' was attached without saying where keys are made; fold a model with sinklab.fold_sinks"
         )
-    passing, sinks = state.passing, state.passing.sinks
+    passing, sinks, square = state.passing, state.passing.sinks, inputs.q_len == inputs.kv_len
     whole = shape.folded is None or len(shape.folded) == shape.num_kv_heads
     plain = whole and inputs.visible is None and inputs.bias is None and not need_weights
-    square = inputs.q_len == inputs.kv_len
     if plain and sinks is not None and passing.first_only and square and (inputs.causal or inputs.q_len == 1):
         own = inputs.values[:, :, :1].repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1).to(inputs.queries.dtype)
         if inputs.q_len == 1:
             return own, None
-        rest, _ = compute(operation, _from_second(inputs, queries=True), path)
+        behind = {name: tensor[:, :, 1:] if name == "unrotated" else tensor for name, tensor in inputs.state.items()}
+        del behind["sinks"]
+        queries, keys, values = (tensor[:, :, 1:] for tensor in (inputs.queries, inputs.keys, inputs.values))
+        cut = dataclasses.replace(inputs, queries=queries, keys=keys, values=values, state=behind, causal=inputs.q_len > 2)
+        rest, _ = compute(operation, cut, path)
         return torch.cat((own.transpose(1, 2), rest.transpose(1, 2)), dim=1).transpose(1, 2), None  # copied once, as it goes on
-    if plain and inputs.q_len == 1 and inputs.queries.device.type == "cpu" and sinks is None:
-        first = inputs.keys[:, 0, 0].any(-1).tolist()  # false for rows that begin with a folded sink
-        if short and not any(first):
-            return _step_behind_sink(inputs), None
-        if all(first) or not any(first):
-            return compute(operation, inputs if first[0] else _from_second(inputs, queries=False), path)
     rule = Hidden(hidden_keys(inputs.keys, shape), sinks)
     visible, seen = inputs.mask(), rule.block(0, inputs.q_len, 0, inputs.kv_len)
     inputs = dataclasses.replace(inputs, visible=seen if visible is None else visible & seen, causal=False)
     return compute(operation, inputs, path, need_weights=need_weights)
 
 
-def _short_step(inputs: Inputs) -> bool:
-    """Whether the call is a step of decoding without gradients on a CPU, in float32, with nothing but keys and values: such a
-    step is so short that the choice among paths would be a tenth of it."""
-    queries, values = inputs.queries, inputs.values
-    plain = inputs.q_len == 1 and inputs.visible is None and inputs.plain_scores() is None and queries.device.type == "cpu"
-    alike = queries.dtype == values.dtype == torch.float32 and queries.shape[3] == values.shape[3]
-    return plain and alike and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-
-
-def _step_behind_sink(inputs: Inputs) -> Tensor:
-    """A short step with the null score in the place of the first key; as in :mod:`sinklab.attention.paths.flash`."""
-    state, (batch, heads, _, size) = inputs.state, inputs.queries.shape
-    outputs, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        inputs.queries, inputs.keys[:, :, 1:], inputs.values[:, :, 1:], scale=inputs.scaling
-    )
-    null_scores = (state["unrotated"] * state["key"][:, None]).sum(-1).add(state["constant"][:, None])
-    groups = (batch, inputs.keys.shape[1], -1)
-    null_mass = torch.sigmoid(null_scores - log_sum).view(*groups, 1)
-    return torch.lerp(outputs.view(*groups, size), state["value"][:, None], null_mass).view(batch, heads, 1, size)
-
-
-def _from_second(inputs: Inputs, *, queries: bool) -> Inputs:
-    """The call without its first key and, if asked, without its first query."""
-    cut = dataclasses.replace(inputs, keys=inputs.keys[:, :, 1:], values=inputs.values[:, :, 1:])
-    if not queries:
-        return cut
-    state = dict(inputs.state)
-    state.pop("sinks")
-    if "unrotated" in state:
-        state["unrotated"] = state["unrotated"][:, :, 1:]
-    return dataclasses.replace(cut, queries=inputs.queries[:, :, 1:], state=state, causal=inputs.q_len > 2)
+def short_step(
+    module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, scaling: float | None, keywords: Mapping[str, object]
+) -> Tensor | None:
+    """Head outputs ``(batch, 1, num_heads, value_dim)`` of a single query that sees all keys, in a module with folded sinks, on
+    a CPU, in float32, without gradients; ``None`` for other calls. So short a step is made of calls: here are as few as can be.
+    """
+    state = module._modules.get(ATTRIBUTE)
+    if not isinstance(state, OperationState) or not state.operation.folds or unknown_keywords(keywords, HARMLESS):
+        return None
+    passing, (batch, heads, _, size) = state.passing, queries.shape
+    alike = queries.dtype == values.dtype == torch.float32 and values.shape[3] == size and queries.device.type == "cpu"
+    alike = alike and module.__dict__.get("attention_path", "auto") == "auto"
+    if not alike or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return None
+    folded, (_, groups, length, _), before = state.shape.folded, keys.shape, passing.unrotated
+    if folded == ():
+        return scaled_dot_product_attention(queries, keys, values, scale=scaling, enable_gqa=True).view(batch, 1, heads, size)
+    whole = folded is None or len(folded) == groups
+    if not whole or passing.sinks is not None or before is None or keys.select(2, 0).select(1, 0).any():
+        return None
+    outputs, log_sum = _FLASH(queries, keys.narrow(2, 1, length - 1), values.narrow(2, 1, length - 1), scale=scaling)
+    own: dict[str, Any] = state._parameters
+    before, constant = before.view(batch, heads, size).transpose(0, 1), own["constant"].view(heads, 1, 1)
+    null_scores = torch.baddbmm(constant, before, own["key"].unsqueeze(2)).transpose(0, 1)
+    null_mass = (null_scores - log_sum).sigmoid_().view(batch, groups, -1, 1)
+    outputs = torch.lerp(outputs.view(batch, groups, -1, size), own["value"].unsqueeze(1), null_mass)
+    return outputs.view(batch, 1, heads, size)

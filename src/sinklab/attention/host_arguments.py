@@ -36,6 +36,8 @@ IRRELEVANT = (
 KEYWORDS = frozenset((*HONOURED, *IN_THE_MASK, *IRRELEVANT))
 """Keyword arguments of the attention function that are known; one that is not here is refused, not ignored."""
 
+HARMLESS = frozenset((*IRRELEVANT, "is_causal", "sliding_window")) - {"output_attentions"}
+"""Those without which a query that sees all keys gets the same, and nobody asks for more."""
 
 HIDDEN_FROM = -9_000.0
 """What an additive mask adds to hide a key, or less: the smallest number, -1e9, -10,000 (-9,984 in bfloat16). Beside a key
@@ -68,9 +70,9 @@ class Keywords(FurtherKeywords, total=False):
     layer_input: Tensor | None
 
 
-def unknown_keywords(keywords: Mapping[str, object]) -> list[str]:
+def unknown_keywords(keywords: Mapping[str, object], known: frozenset[str] = KEYWORDS) -> list[str]:
     """Keywords with a value that the table does not know; each may carry mathematics that a measurement would miss."""
-    return [name for name, value in keywords.items() if name not in KEYWORDS and value is not None and value is not False]
+    return [name for name, value in keywords.items() if name not in known and value is not None and value is not False]
 
 
 def require_readable(mask: object, name: str, module: nn.Module) -> None:

@@ -23,7 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.output_capturing import _active_collector
 
-from sinklab.attention.folding import attend
+from sinklab.attention.folding import attend, short_step
 from sinklab.attention.host_arguments import IN_THE_MASK, FurtherKeywords, read_mask, read_sink_scores, unknown_keywords
 from sinklab.attention.operation import ATTRIBUTE, Inputs, Operation, state_of
 from sinklab.attention.paths.table import compute
@@ -100,6 +100,15 @@ def register_operation(operation: Operation) -> str:
         layer_input: Tensor | None = None,
         **keywords: Unpack[FurtherKeywords],
     ) -> Attended:
+        if (
+            attention_mask is None
+            and query.shape[2] == 1
+            and not (dropout and module.training)
+            and not _weights_are_collected()
+        ):
+            step = short_step(module, query, key, value, scaling, keywords)
+            if step is not None:
+                return step, None
         chosen = operation_of(module, attention_forward)
         # What eager and sdpa find in the mask, a sparse model hands to functions of any other name as a keyword alone.
         unmasked = [key for key in IN_THE_MASK if keywords.get(key) is not None]
@@ -175,10 +184,10 @@ def operation_of(module: nn.Module, function: Native) -> Operation:
     The function decides, not the module: a module that carries a sigmoid computes a softmax when somebody switches its model to
     ``sdpa``.
     """
-    from sinklab.registry import operations
-
     default = getattr(function, "_sinklab_operation", None)
     if default is None:
+        from sinklab.registry import operations
+
         return operations["softmax"]()
     own = getattr(module, "operation", None)
     return own if isinstance(own, Operation) else default

@@ -297,9 +297,7 @@ def _keep_layer_input(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[
 
 
 def _drop_layer_input(module: nn.Module, args: tuple[object, ...], output: object) -> None:
-    getattr(
-        module, ATTRIBUTE
-    ).passing.layer_input = None  # it would keep the graph of the whole forward alive until the next one
+    getattr(module, ATTRIBUTE).passing.layer_input = None  # it keeps the graph of the whole forward alive until the next one
 
 
 def _own_config(model: PreTrainedModel) -> None:

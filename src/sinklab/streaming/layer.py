@@ -201,15 +201,17 @@ class SlotLayer(CacheLayerMixin):
     def _chunk(self, step: Step, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         keys, values, masters = self.keys, self.values, self.masters
         assert step.source is not None
-        source = step.source
-        # Keys of the ring as they were before the chunk: its queries may still see tokens whose slots the chunk takes.
+        # Of the ring as it is before the chunk: its queries may still see tokens whose slots the chunk takes.
         ring = slice(self.fixed, self.fixed + step.used)
-        old = keys[:, :, ring].clone(), values[:, :, ring].clone()
-        masters.copy_(_received(masters, key_states, source[:, : self.fixed]))
-        keys.copy_(_received(keys, key_states, source))
-        values.copy_(_received(values, value_states, source))
+        seen = torch.cat((keys[:, :, ring], key_states), dim=2), torch.cat((values[:, :, ring], value_states), dim=2)
+        masters.copy_(_received(masters, key_states, step.source[:, : self.fixed]))
+        for held, given in ((keys, key_states), (values, value_states)):
+            if step.received is None:
+                held.copy_(_received(held, given, step.source))
+            else:  # the slots that receive alone: a chunk of few tokens would copy all that is held
+                held.index_copy_(2, step.received, given.index_select(2, step.source[0, step.received]))
         if step.shifts is None:
-            return torch.cat((old[0], key_states), dim=2), torch.cat((old[1], value_states), dim=2)
+            return seen
         copies = step.shifts.shape[1]
         if self.rotation is None:
             sinks = masters[:, :, None].expand(-1, -1, copies, -1, -1)
@@ -218,20 +220,16 @@ class SlotLayer(CacheLayerMixin):
             keys[:, :, : self.fixed] = sinks[:, :, -1]  # as the last query sees them
         if step.which is not None:
             self.table.leave(sinks[:, :, step.which], values[:, :, : self.fixed])
-            return torch.cat((old[0], key_states), dim=2), torch.cat((old[1], value_states), dim=2)
+            return seen
         copied = sinks.flatten(2, 3).to(keys.dtype)
         repeated = values[:, :, : self.fixed].repeat(1, 1, copies, 1)
-        return torch.cat((copied, old[0], key_states), dim=2), torch.cat((repeated, old[1], value_states), dim=2)
+        return torch.cat((copied, seen[0]), dim=2), torch.cat((repeated, seen[1]), dim=2)
 
 
 def _received(held: Tensor, given: Tensor, source: Tensor) -> Tensor:
     """``held`` with ``given`` at ``source``, ``(1 or batch, slots)``, in each slot, or what it had, where that is -1."""
-    index = source.clamp(min=0)
-    if len(source) == 1:  # whole keys are copied much faster than numbers are gathered
-        received = given.index_select(2, index[0])
-    else:
-        received = given.gather(2, index[:, None, :, None].expand(-1, held.shape[1], -1, held.shape[3]))
-    return torch.where((source >= 0)[:, None, :, None], received.to(held.dtype), held)
+    index = source.clamp(min=0)[:, None, :, None].expand(len(held), held.shape[1], -1, held.shape[3])
+    return torch.where((source >= 0)[:, None, :, None], given.gather(2, index).to(held.dtype), held)
 
 
 class LatentLayer(SlotLayer):

@@ -30,6 +30,7 @@ class Step:
     at: int | None = None  # the step among those of the shifts, (steps, 1, 1 or pinned), where several were planned at once
     origin: Step | None = None  # the same on the device of the table, where this one is for layers on another
     which: Tensor | None = None  # of a chunk whose sinks are attended to apart: the copy that each query sees, int64 (length,)
+    received: Tensor | None = None  # of a chunk in which all rows agree: the slots that receive a token
     bias: Tensor | None = None  # the visible keys as scores, once they have been asked for
 
     def rotation_matrices(self, rotation: Rotation, dtype: torch.dtype) -> Tensor:
@@ -46,7 +47,7 @@ class Step:
 
     def on(self, device: torch.device) -> Step:
         """The same step for layers on another device, those of a model that is spread."""
-        names = ("slot", "shifts", "visible", "source", "position_ids")
+        names = ("slot", "shifts", "visible", "source", "received", "position_ids")
         moved = copy.copy(self)
         for name in names:
             value = getattr(self, name)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,6 +78,17 @@ class _Part:
     ids: tuple[int, ...]
     begin: int
     owner: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Asked:
+    """What a forward gives for tokens that are scored: ``(n, …)`` logits, or states of which a head makes them, each once; for
+    every token which of them, the token, and its owner."""
+
+    states: Tensor
+    index: Tensor
+    targets: Tensor
+    owners: list[int]
 
 
 class PolicyLM(TemplateLM):
@@ -281,17 +292,27 @@ class PolicyLM(TemplateLM):
             beginnings = self.beginnings
         total = sum(len(part.ids) - 1 - shared for part, shared in zip(parts, common, strict=True))
         totals, greedy, done = [0.0] * len(texts), [True] * len(texts), 0
+        waiting: list[_Asked] = []
+
+        def settle() -> None:
+            for owner, right, best in _scores(waiting, head):
+                totals[owner] += right
+                greedy[owner] &= best
+            waiting.clear()
+
         with without_logits(self.model) as head:
             for group in groups:
-                rows, column = beginnings.begin(reader, group) if beginnings else ([group], 0)
+                rows, column = beginnings.begin(reader, group, parts) if beginnings else ([group], 0)
                 done += column * len(rows)
-                for tokens, scores in _read_tree(reader, rows, column, head):
+                for tokens, asked in _read_tree(reader, rows, column, head):
                     done += tokens
                     self.progress(min(done, total), total)
-                    for owner, right, best in scores:
-                        totals[owner] += right
-                        greedy[owner] &= best
+                    waiting += asked
+                    # A head is given the states of many forwards: its product is slow on few.
+                    if head is None or sum(len(one.states) for one in waiting) >= AT_ONCE:
+                        settle()
                 reader.reset()
+            settle()
         return list(zip(totals, greedy, strict=True))
 
     def _part(self, context: list[int], continuation: list[int], owner: int) -> _Part:
@@ -342,24 +363,29 @@ class Beginnings:
         self.length = length
         self._held: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
 
-    def begin(self, reader: Reader, parts: list[_Part]) -> tuple[list[list[_Part]], int]:
-        """Rows of the reader's cache and the tokens that it holds of each; none where they cannot be shared."""
+    def begin(self, reader: Reader, parts: list[_Part], ahead: Sequence[_Part] = ()) -> tuple[list[list[_Part]], int]:
+        """Rows of the reader's cache and the tokens that it holds of each; none where they cannot be shared.
+
+        Those of parts ``ahead`` are read with them.
+        """
         length = self.length
         if not isinstance(reader, CacheReader) or min(part.begin for part in parts) <= length or not self._fits(reader):
             return [parts], 0
         rows = [list(members) for _, members in groupby(parts, lambda part: part.ids[:length])]
         texts = [row[0].ids[:length] for row in rows]
-        unread = [_Part((*text, 0), length + 1, 0) for text in texts if text not in self._held]
-        if unread:
+        wanted = {*texts, *(part.ids[:length] for part in ahead if part.begin > length)}
+        unread = [_Part((*text, 0), length + 1, 0) for text in sorted(wanted - self._held.keys())]
+        side_by_side = max(1, AT_ONCE // length)
+        for start in range(0, len(unread), side_by_side):
+            some = unread[start : start + side_by_side]
             full = open_reader(reader.model, Full())
             assert isinstance(full, CacheReader)
-            collections.deque(_read_tree(full, [unread]), maxlen=0)
+            collections.deque(_read_tree(full, [some]), maxlen=0)
             layers = [layer for layer in full.cache.layers if isinstance(layer, DynamicLayer) and layer.keys.shape[2] == length]
             if len(layers) < len(full.cache.layers):  # of another kind
                 return [parts], 0
-            for row, part in enumerate(unread):
-                held = [(layer.keys[row], layer.values[row]) for layer in layers]
-                self._held[part.ids[:-1]] = held
+            for row, part in enumerate(some):
+                self._held[part.ids[:-1]] = [(layer.keys[row], layer.values[row]) for layer in layers]
         together = [
             (torch.stack([keys for keys, _ in layer]), torch.stack([values for _, values in layer]))
             for layer in zip(*(self._held[text] for text in texts), strict=True)
@@ -403,9 +429,9 @@ def _groups(parts: list[_Part], common: Sequence[int], held: Sequence[int]) -> I
 
 def _read_tree(
     reader: Reader, rows: list[list[_Part]], column: int = 0, head: LogitMap | None = None
-) -> Iterator[tuple[int, list[tuple[int, float, bool]]]]:
-    """Read sorted parts together, a row of the cache for each beginning that differs; after each forward its tokens, and of
-    every token that was scored the owner, its log-likelihood, and whether it was the likeliest.
+) -> Iterator[tuple[int, list[_Asked]]]:
+    """Read sorted parts together, a row of the cache for each beginning that differs; after each forward its tokens, and what
+    it gives for those that are scored.
     """
     device, vocabulary = reader.model.device, reader.model.config.get_text_config().vocab_size if head is None else 1
     while True:
@@ -437,24 +463,34 @@ def _read_tree(
             for part in row
             for at in range(max(scored, part.begin - 1), stop)
         ]
-        scores: list[tuple[int, float, bool]] = []
+        given: list[_Asked] = []
         if asked:
             index, at, target, owners = (list(one) for one in zip(*asked, strict=True))
-            places = torch.tensor(index, device=device), torch.tensor(at, device=device) - scored
-            targets = torch.tensor(target, device=device)
-            if head is None:
-                logits = logits.float()
-                right = logits[(*places, targets)].double() - logits.logsumexp(dim=-1).double()[places]
-                best = logits.argmax(dim=-1)[places] == targets
-            else:  # states that several texts share are put to the head once
-                once, back = torch.unique(torch.stack(places), dim=1, return_inverse=True)
-                states, likeliest = logits[tuple(once)], torch.zeros(once.shape[1], dtype=torch.int64, device=device)
-                sums = head.log_sum_exp(states, likeliest)
-                right = (head.of(states[back], targets) - sums[back]).clamp_max(0.0).double()
-                best = likeliest[back] == targets
-            scores = list(zip(owners, right.tolist(), best.tolist(), strict=True))
+            places = torch.tensor([index, at], device=device) - torch.tensor([[0], [scored]], device=device)
+            once, back = torch.unique(places, dim=1, return_inverse=True)  # several texts share some
+            given = [_Asked(logits[tuple(once)], back, torch.tensor(target, device=device), owners)]
         column = stop
-        yield tokens.numel(), scores
+        yield tokens.numel(), given
+
+
+def _scores(asked: list[_Asked], head: LogitMap | None) -> Iterator[tuple[int, float, bool]]:
+    """Of every token that was scored the owner, its log-likelihood, and whether it was the likeliest."""
+    if not asked:
+        return
+    starts = accumulate((len(one.states) for one in asked), initial=0)
+    states = torch.cat([one.states for one in asked])
+    index = torch.cat([one.index + start for one, start in zip(asked, starts, strict=False)])
+    targets = torch.cat([one.targets for one in asked])
+    if head is None:
+        logits = states.float()
+        right = logits[index, targets].double() - logits.logsumexp(dim=-1).double()[index]
+        likeliest = logits.argmax(dim=-1)
+    else:
+        likeliest = torch.zeros(len(states), dtype=torch.int64, device=states.device)
+        sums = head.log_sum_exp(states, likeliest)
+        right = (head.of(states[index], targets) - sums[index]).clamp_max(0.0).double()
+    owners = [owner for one in asked for owner in one.owners]
+    yield from zip(owners, right.tolist(), (likeliest[index] == targets).tolist(), strict=True)
 
 
 def _cut(text: str, stops: Iterable[str]) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 
+from sinklab.attention.host_arguments import lean_arguments
 from sinklab.attention.maps import token_text
+from sinklab.attention.session import attend
 from sinklab.corpora._reading import RUN, count_repeats
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.loading import LoadedModel
@@ -19,8 +20,7 @@ from sinklab.models.losses import guess_warning, is_causal_lm
 from sinklab.models.positions import trained_length
 from sinklab.results.blocks import counted
 from sinklab.results.intervals import LEVEL, Interval, function_over_items, mean_over_items
-from sinklab.results.progress import SinklabWarning
-from sinklab.sinks import find_sinks
+from sinklab.sinks.finder import SinkFinder
 from sinklab.streaming.limits import most_slots
 from sinklab.streaming.traits import ANEW, FixedPositions, read_rotations
 from sinklab.studies.depend.found import SCORES, NoIndex, Outcome, Point, PolicyScore
@@ -273,13 +273,15 @@ def _repeats(prepared: Prepared) -> str:
 def _other_sink(loaded: LoadedModel, prepared: Prepared, contenders: Contenders) -> str:
     """Where the strongest sink of the texts is not among the first tokens that are compared."""
     length = min(SEARCHED, *map(len, prepared.texts))
+    texts = torch.tensor(sorted({tuple(ids[:length]) for ids in prepared.texts}), device=loaded.device)
+    finder = SinkFinder()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SinklabWarning)  # of texts so short that the first token is called a sink
-            texts = torch.tensor([ids[:length] for ids in prepared.texts], device=loaded.device)
-            sinks = find_sinks(loaded.model, texts, decode=lambda token: token_text(loaded.tokenizer, token))
+        with torch.no_grad(), attend(loaded.model, [finder]):
+            for some in texts.split(16):
+                loaded.model(**lean_arguments(loaded.model, {"input_ids": some}))
     except UnsupportedModelError:  # its attention cannot be seen, which no policy needs
         return ""
+    sinks = finder.sinks(decode=lambda token: token_text(loaded.tokenizer, token))
     sink = sinks.main
     if sink is None or sink.kind == "null":
         return ""

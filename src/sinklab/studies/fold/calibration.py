@@ -55,8 +55,7 @@ class Residuals:
     """How well a fit does on texts that it was not made from; of query heads, float64.
 
     ``explained`` is the share of the variance of the sinks' scores, at most 1 (R²), ``weight`` the mean weight on the
-    sinks, and
-    ``error`` the mean distance of the weight on nothing from it.
+    sinks, and ``error`` the mean distance of the weight on nothing from it.
     """
 
     explained: Tensor
@@ -249,19 +248,19 @@ def check_fits(
     return residuals
 
 
-def parameters_of(fit: Fit, folded: Sequence[int], *, linear: bool = True, valued: bool = True) -> dict[str, Tensor]:
+def parameters_of(fit: Fit, folded: Sequence[int], score: str = "linear", value: str = "mean") -> dict[str, Tensor]:
     """Parameters of :class:`~sinklab.operations.folded_sink.FoldedSink`, of the key–value heads that are folded.
 
     Args:
-        linear: the score follows the query; otherwise it is a constant.
-        valued: the value is kept; otherwise it is 0, as that of a learned sink logit (gpt-oss).
+        score: ``linear`` in the query, or ``constant``.
+        value: ``mean``, or ``0`` as that of a learned sink logit (gpt-oss).
     """
     heads = torch.zeros(len(fit.value), dtype=torch.bool)
     heads[list(folded)] = True
     rows = heads.repeat_interleave(len(fit.key) // len(fit.value))
-    constant = fit.constant if linear else fit.mean_score
+    linear = score == "linear"
     return {
         "key": torch.where(rows[:, None], fit.key if linear else 0.0, 0.0),
-        "constant": torch.where(rows, constant, NO_SCORE),
-        "value": torch.where(heads[:, None], fit.value if valued else 0.0, 0.0),
+        "constant": torch.where(rows, fit.constant if linear else fit.mean_score, NO_SCORE),
+        "value": torch.where(heads[:, None], fit.value if value == "mean" else 0.0, 0.0),
     }

@@ -306,11 +306,7 @@ def _form(form: _Chosen, plain: Tensor, scored: Tensor, behind: int | None) -> F
 def _put(model: PreTrainedModel, fits: Mapping[str, Fit], folded: Mapping[str, Sequence[int]], form: _Chosen) -> None:
     for name, heads in folded.items():
         if heads:
-            _set(model, name, _parameters(fits[name], heads, form))
-
-
-def _parameters(fit: Fit, heads: Sequence[int], form: _Chosen) -> dict[str, Tensor]:
-    return parameters_of(fit, heads, linear=form.score == "linear", valued=form.value == "mean")
+            _set(model, name, parameters_of(fits[name], heads, form.score, form.value))
 
 
 @torch.no_grad()
@@ -340,7 +336,7 @@ def _within(
             folded[name] = () if place < count else everything[name]
             state = getattr(model.get_submodule(name), ATTRIBUTE)
             state.shape = dataclasses.replace(state.shape, folded=folded[name])
-            _set(model, name, _parameters(fits[name], folded[name], form))
+            _set(model, name, parameters_of(fits[name], folded[name], form.score, form.value))
         losses = sample_losses(model, samples.scored or samples).double()
         return _form(form, plain, losses, behind), losses
 
