@@ -117,7 +117,7 @@ class HeadView:
 
     def _repr_html_(self) -> str:
         """In a notebook: the page in a frame, below :data:`BUDGET` bytes."""
-        return framed(self.html, HEIGHT)
+        return framed(self.html, HEIGHT, self.finding)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.finding} (save(path) writes the page)"
