@@ -65,9 +65,9 @@ def test_names_depend_on_what_is_varied_and_on_nothing_else():
 
 
 def test_an_operation_in_the_grid_drops_the_settings_of_the_one_before():
-    base = PretrainingConfig.parse({"model": {"operation": {"name": "scaled_softmax", "alpha": 0.5}}})
-    cells = make_cells(base, parse_grid(["operation={name: softmax},{name: scaled_softmax, alpha: 2.0}"]))
-    assert [cell.config.model.operation for cell in cells] == [{"name": "softmax"}, {"name": "scaled_softmax", "alpha": 2.0}]
+    base = PretrainingConfig.parse({"model": {"operation": {"name": "sigmoid", "scale": 0.5}}})
+    cells = make_cells(base, parse_grid(["operation={name: softmax},{name: sigmoid, scale: 2.0}"]))
+    assert [cell.config.model.operation for cell in cells] == [{"name": "softmax"}, {"name": "sigmoid", "scale": 2.0}]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from sinklab.operations.mlp_kernel import MlpKernel
 from sinklab.operations.p_normalized import PNormalized
 from sinklab.operations.qk_norm import QkNorm
 from sinklab.operations.relu import Relu
-from sinklab.operations.scaled_softmax import ScaledSoftmax
 from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.sink_logit import SinkLogit
 from sinklab.operations.sink_token import SinkToken
@@ -56,7 +55,6 @@ SETTINGS = [
     Relu(uncounted=1),
     Relu(power=0.5),
     Relu(power=0.0),
-    ScaledSoftmax(alpha=2.0),
     Sigmoid(bias=-2.0, scale=0.25),
     Sigmoid(length_bias=True, bias=0.5),
     Sigmoid(normalize=True),
@@ -113,7 +111,6 @@ REFUSED = [
     ("relu", {"normalize": True, "uncounted": 1}, "leave them out"),
     ("relu", {"normalize": True, "power": 0.5}, "leave them out"),
     ("relu", {"uncounted": 1, "power": 0.0}, "leave it out"),
-    *(("scaled_softmax", {"alpha": number}, "positive number") for number in (0.0, -1.0, math.nan, math.inf)),
     *(("sigmoid", {"scale": number}, "positive number") for number in (0.0, -1.0, math.nan, math.inf)),
     ("sigmoid", {"bias": math.inf}, "expected a finite number"),
     ("sink_logit", {"initial": math.inf}, "must be a finite score"),

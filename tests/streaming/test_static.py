@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from tests.conftest import real
 from tests.streaming.decoders import sharpened
 from torch._dynamo.utils import counters
 
+from sinklab import load_model
 from sinklab.errors import ConfigurationError
 from sinklab.models.language_model import SinkLM, SinkLMConfig
-from sinklab.streaming.cache import SinkCache
+from sinklab.streaming.cache import ExportableStep, SinkCache
 from sinklab.streaming.host import compile_steps
 
 LENGTH = 80
@@ -89,7 +91,7 @@ def test_a_model_compiled_as_any_other(what):
     assert graphs[3:] == graphs[3:4] * len(graphs[3:])
 
 
-def test_prompts_and_padded_batches_are_not_compiled():
+def test_prompts_padded_batches_and_forwards_without_a_cache_are_not_compiled():
     model = sharpened(factor=8.0)
     tokens = torch.randint(5, 32, (2, 30), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(2, 30, dtype=torch.long)
@@ -97,27 +99,17 @@ def test_prompts_and_padded_batches_are_not_compiled():
 
     def read():
         cache = SinkCache(model, num_sinks=4, window=20)
-        with torch.no_grad():
-            parts = [model(tokens[:, :20], attention_mask=mask[:, :20], past_key_values=cache).logits]
-            parts += [
-                model(tokens[:, n : n + 1], attention_mask=mask[:, : n + 1], past_key_values=cache).logits
-                for n in range(20, 30)
-            ]
+        parts = [model(tokens[:, :20], attention_mask=mask[:, :20], past_key_values=cache).logits]
+        parts += [
+            model(tokens[:, n : n + 1], attention_mask=mask[:, : n + 1], past_key_values=cache).logits for n in range(20, 30)
+        ]
         return torch.cat(parts, dim=1)
 
-    expected = read()
-    compile_steps(model, backend="eager")
-    assert torch.equal(read(), expected)
-    assert not counters["stats"]["unique_graphs"]
-
-
-def test_other_forwards_of_a_compiled_model():
-    model = sharpened(factor=8.0)
-    tokens = torch.randint(5, 32, (1, 30))
     with torch.no_grad():
-        expected = model(tokens).logits
+        expected, without = read(), model(tokens).logits
         compile_steps(model, backend="eager")
-        assert torch.equal(model(tokens).logits, expected)
+        assert torch.equal(read(), expected)
+        assert torch.equal(model(tokens).logits, without)
     assert not counters["stats"]["unique_graphs"]
 
 
@@ -138,3 +130,36 @@ def test_inductor():
     # apart here, and both are 8e-5 from float64.
     torch.testing.assert_close(found, expected, atol=3e-4, rtol=0)
     assert graphs[-1] == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "backend", "settings"),
+    [
+        ("llama", "eager", {"rebase_at": 60, "chunk": 8}),
+        ("gpt_neox", "sdpa", {"num_sinks": 0}),
+        ("deepseek_v3", "sdpa", {"positions": "original"}),
+        ("embedded:softmax", "sdpa", {}),
+        pytest.param("smollm2-135m", "sdpa", {}, marks=[pytest.mark.real, pytest.mark.slow]),
+    ],
+)
+def test_an_exported_step(name, backend, settings):
+    """The logits of eager steps, of a text and of the next one."""
+    given = {"smollm2-135m": lambda: real(name), "embedded:softmax": lambda: name}.get(name)
+    model = (load_model(given()).model if given else sharpened(name, backend, factor=8.0)).double()
+    expected, _ = logits_of(model, 1, batch=1, **settings)
+    cache = SinkCache(model, **{"num_sinks": 4, "window": 20, **settings})
+    tokens = torch.randint(5, 32, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        example = {"input_ids": tokens[:, :1], "cache_position": torch.tensor([0])}
+        model(tokens[:, :3], **cache.keyword)
+        step = torch.export.export(ExportableStep(model, cache), (), example).module()
+        for _ in range(2):
+            found = [step(input_ids=ids, cache_position=torch.tensor([at])) for at, ids in enumerate(tokens.split(1, dim=1))]
+            torch.testing.assert_close(torch.cat(found, dim=1), expected, atol=1e-9, rtol=0)  # as above
+
+
+def test_what_cannot_be_exported():
+    model = sharpened()
+    with pytest.raises(ConfigurationError, match="that has read a token or more, without padding, in full precision"):
+        ExportableStep(model, SinkCache(model))

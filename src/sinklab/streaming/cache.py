@@ -255,10 +255,7 @@ class PolicyCache(Cache, Planner):
             self._static = StaticStep(table.policy, rotations, first.device, first.masters.dtype)
             for layer in layers:
                 layer.static_matrices = None if layer.rotation is None else self._static.matrices[layer.rotation]
-        present = table.index[0] >= 0
-        if table.policy.holds_more:
-            present &= table.policy.visible(table.seen - 1, table.index[0])
-        self._static.set(step, step.slot, present, table.columns - 1)
+        self._static.set(step, step.slot, table.present(table.seen[:, None] - 1)[0], table.columns - 1)
         table.step = self._static
 
     def _require_ready(self, module: nn.Module, arguments: Arguments, batch: int, length: int) -> None:
@@ -544,3 +541,70 @@ class SinkCache(PolicyCache):
             else Pinned.of(sinks, window=window, positions=positions)
         )
         super().__init__(policy, model, chunk=chunk, rebase_at=rebase_at, quantized=quantized, rollback=rollback)
+
+
+class ExportableStep(nn.Module):
+    """One step of a decoder for ``torch.export``, which goes on where a cache is; what is held is in its buffers.
+
+    It takes what transformers' ``TorchExportableModuleWithStaticCache`` takes, and texts of any length: tokens leave, and
+    positions are counted anew, inside. Export it under ``torch.no_grad()``.
+
+    Raises:
+        ConfigurationError: a cache that has read nothing, whose keys are quantised or whose rows are padded; of a model with
+            sliding windows, states of linear attention or learned tokens in front.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: PolicyCache) -> None:
+        super().__init__()
+        self.model, self.cache = model, copy.deepcopy(cache.bind(model))
+        table = self.cache.table
+        plain = type(table) is SlotTable and table.rows == 1 and table.columns and not self.cache._front
+        if not plain or self.cache.quantized:
+            raise ConfigurationError(
+                "a step is exported of a cache that has read a token or more, without padding, in full precision, of a model "
+                "without sliding windows, states of linear attention and learned tokens in front"
+            )
+        table.pinned = table.pinned.to(table.device)
+        self._layers = [layer for layer in self.cache.layers if isinstance(layer, SlotLayer)]
+        self._held = [(one, name, f"{name}_{at}") for at, one in enumerate(self._layers) for name in one.buffers]
+        self._held += [(table, name, name) for name in ("base", "index", "anchors")]
+        for owner, name, own in self._held:
+            self.register_buffer(own, getattr(owner, name).to(table.device), persistent=False)
+
+    def forward(self, input_ids: Tensor, cache_position: Tensor) -> Tensor:
+        """Logits ``(batch, 1, vocab_size)`` behind ids ``(batch, 1)``, token ``cache_position``, int64 ``(1,)``, of a text; 0
+        begins another one."""
+        table, layers = self.cache.table, self._layers
+        for owner, name, own in self._held:
+            setattr(owner, name, getattr(self, own))
+        table.seen, going_on = cache_position, cache_position > 0
+        table.base, table.index = table.base.where(going_on, 0), table.index.where(going_on, -1)
+        due = cache_position + 1 - table.base > self.cache.rebase_at
+        steps = torch.where(due, table.oldest() - table.base, 0)
+        table.base = table.base + steps
+        rotations = [layer.rotation for layer in layers]
+
+        def move(steps: Tensor, *held: Tensor) -> Tensor:
+            for rotation, keys in zip(rotations, held, strict=True):
+                if rotation is not None:
+                    keys.copy_(rotation.rotated(keys, -steps))
+            return steps.clone()
+
+        moving = tuple(layer.keys[:, :, layer.fixed :] for layer in layers)
+        torch.cond(due.all(), move, lambda steps, *held: steps.clone(), (steps, *moving))
+        tokens, slots = table.write()
+        for name in ("base", "index", "anchors"):
+            getattr(self, name).copy_(getattr(table, name))
+        step = table.step = StaticStep(table.policy, rotations, input_ids.device, layers[0].masters.dtype)
+        step.slot.copy_(slots[0])
+        step.seen.copy_(cache_position[0])
+        for rotation, matrices in step.matrices.items():
+            matrices.copy_(rotation.matrices(table.moved(tokens)[0, 0], matrices.dtype))
+        for layer in layers:
+            layer.static_matrices = None if layer.rotation is None else step.matrices[layer.rotation]
+        rows, visible = len(input_ids), table.present(tokens)[:, None, None]
+        mask, positions = self.cache._mask(self.model.base_model, visible, rows), (tokens - table.base).expand(rows, 1)
+        plain: dict[str, Any] = {CACHE: Cache(layers=self.cache.layers), "use_cache": True}  # which plans nothing
+        logits: Tensor = self.model(input_ids, attention_mask=mask, position_ids=positions, **plain).logits
+        table.finish()
+        return logits

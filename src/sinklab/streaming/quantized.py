@@ -82,20 +82,8 @@ def read_kind(quantized: str | None) -> Kind | None:
     return None if quantized is None else KINDS[quantized]
 
 
-class Workspace:
-    """Tensors that the layers of one cache widen their codes into, one layer after the other."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[tuple[object, ...], Tensor] = {}
-
-    def empty(self, side: Side, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """A tensor of that shape, of the dtype and on the device of ``like``; what it holds is of no use to anybody."""
-        key = side, shape, like.dtype, like.device
-        if key not in self._tensors:
-            with torch.inference_mode(False):
-                self._tensors = {known: tensor for known, tensor in self._tensors.items() if known[0] != side}
-                self._tensors[key] = torch.empty(shape, dtype=like.dtype, device=like.device)
-        return self._tensors[key]
+Workspace = dict[Side, Tensor]
+"""Tensors that the layers of one cache widen their codes into, one layer after the other."""
 
 
 class QuantizedLayer(SlotLayer):
@@ -218,7 +206,10 @@ class QuantizedLayer(SlotLayer):
         for side, whole in zip(SIDES, (self.masters, self.sinks), strict=True):
             parts, newest = self._parts(side), self._get(side, "newest")
             batch, heads, groups, size = *parts[0].shape[:3], newest.shape[-1]
-            held = self.workspace.empty(side, newest, (batch, heads, self.fixed + groups * self.group, size))
+            shape, held = (batch, heads, self.fixed + groups * self.group, size), self.workspace.get(side)
+            if held is None or (held.shape, held.dtype, held.device) != (shape, newest.dtype, newest.device):
+                with torch.inference_mode(False):
+                    held = self.workspace[side] = newest.new_empty(shape)
             ring = held[:, :, self.fixed :].unflatten(2, (groups, self.group))
             if isinstance(self.kind, Integers):
                 self.kind.widen(ring, parts)

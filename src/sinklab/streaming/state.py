@@ -13,7 +13,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.errors import ConfigurationError, InputError, SinklabError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.loading import GivenModel, model_alone
 from sinklab.policies.base import SlotPolicy
 from sinklab.registry import policies
@@ -111,24 +111,22 @@ def read_state(path: str | Path, model: PreTrainedModel) -> tuple[CacheReader, J
             f"{path} has format {record.get('format')} of sinklab {record.get('sinklab', '?')}; sinklab "
             f"{__version__} reads format {_FORMAT}. Read the text again with this version"
         )
-    if digest is not None and digest != _digest(json.dumps(record), tensors):
+    if digest != _digest(json.dumps(record), tensors):
         raise InputError(f"{path} is damaged: its SHA-256 is not that of what was written; read the text again")
-    try:
-        _require_same(path, record["model"], model)
-        names = ("chunk", "rebase_at", "quantized", "rollback")
-        settings = {name: record[name] for name in names if record.get(name) is not None}
-        policy = policies.make(record["policy"])
-        cache = PolicyCache(policy, model, **settings)
-        table = cache.table
-        table.restore(_below("books.", tensors), record["books"])
-        on_device = {name: tensor.to(table.device) for name, tensor in tensors.items()}
-        for index, layer in enumerate(cache.layers):
-            layer.restore(_below(f"layers.{index}.", on_device))
-        table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
-    except (KeyError, TypeError, AttributeError, RuntimeError) as error:  # a file that was written without its SHA-256
-        if isinstance(error, SinklabError):
-            raise
-        raise InputError(f"{path} is damaged: {type(error).__name__} {error}") from error
+    saved = record["model"]
+    mine = {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)}
+    if saved != mine:
+        was, now = (f"a {one['class']} in {one['dtype']} with weights and config {one['fingerprint']}" for one in (saved, mine))
+        raise InputError(f"{path} was written with {was}, and this is {now}; load the model that it was written with")
+    names = ("chunk", "rebase_at", "quantized", "rollback")
+    settings = {name: record[name] for name in names if record.get(name) is not None}
+    cache = PolicyCache(policies.make(record["policy"]), model, **settings)
+    table = cache.table
+    table.restore(_below("books.", tensors), record["books"])
+    on_device = {name: tensor.to(table.device) for name, tensor in tensors.items()}
+    for index, layer in enumerate(cache.layers):
+        layer.restore(_below(f"layers.{index}.", on_device))
+    table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
     return CacheReader(model, cache.policy, cache), record["notes"], _below("more.", tensors)
 
 
@@ -161,17 +159,3 @@ def _digest(record: str, tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _require_same(path: Path, saved: Json, model: PreTrainedModel) -> None:
-    """Refuse the state of another model."""
-    mine = {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)}
-    if saved == mine:
-        return
-    if saved["class"] != mine["class"]:
-        what = f"a {saved['class']} and this is a {mine['class']}"
-    elif saved["dtype"] != mine["dtype"]:
-        what = f"a model in {saved['dtype'].removeprefix('torch.')} and this one is in {mine['dtype'].removeprefix('torch.')}"
-    else:
-        what = f"other weights or another config (fingerprint {saved['fingerprint']}, this one's is {mine['fingerprint']})"
-    raise InputError(f"{path} was written with {what}; load the model that it was written with")

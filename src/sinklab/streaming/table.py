@@ -171,11 +171,15 @@ class SlotTable:
         """Steps by which pinned keys are moved for queries ``(rows, n)``: ``(rows, n, 1 or pinned)``; ``None`` without any."""
         if not len(self.pinned):
             return None
-        original = (self.pinned - self.base[:, None] - self.anchors)[:, None]
-        moved = original + self.policy.evicted(queries) if self.in_cache else original.expand(*queries.shape, -1)
-        moved = moved.where(self._written()[:, None], 0)
+        moved = self.moved(queries)
         first = moved[..., :1]
         return first if bool((moved == first).all()) else moved
+
+    def moved(self, queries: Tensor) -> Tensor:
+        """The same for each pinned key, ``(rows, n, pinned)``."""
+        original = (self.pinned - self.base[:, None] - self.anchors)[:, None]
+        moved = original + self.policy.evicted(queries) if self.in_cache else original.expand(*queries.shape, -1)
+        return moved.where(self._written()[:, None], 0)
 
     def _written(self) -> Tensor:
         """Boolean ``(rows, pinned)``: the pinned tokens that have been written."""
@@ -241,21 +245,29 @@ class SlotTable:
             for at, slot in enumerate(self.policy.slots(tokens).tolist())
         ]
 
-    def _plan_token(self) -> Step:
-        """One token in every row while the cache fills, or where rows do not agree on their tables."""
+    def write(self) -> tuple[Tensor, Tensor]:
+        """Put the next token of every row into its slot; token and slot, ``(rows, 1)`` each. In operations on tensors alone."""
         tokens = self.seen[:, None]
         slots = self.policy.slots(tokens)
         self.index = self.index.scatter(1, slots, tokens)
         written = self.index[:, : len(self.pinned)] == tokens
         self.anchors = torch.where(written, tokens - self.base[:, None], self.anchors)
+        return tokens, slots
+
+    def present(self, tokens: Tensor) -> Tensor:
+        """Which slots ``(rows, slots)`` hold a token that these, ``(rows, 1)``, see."""
+        present = self.index >= 0
+        return present & self.policy.visible(tokens, self.index) if self.policy.holds_more else present
+
+    def _plan_token(self) -> Step:
+        """One token in every row while the cache fills, or where rows do not agree on their tables."""
+        tokens, slots = self.write()
         filled, visible = self.policy.num_slots, None
         if not self.full or self.policy.holds_more:
             present = self.index >= 0
             self.full = bool(present.all())
             filled = int(present.any(dim=0).nonzero().max()) + 1
-            if self.policy.holds_more:
-                present = present & self.policy.visible(tokens, self.index)
-            present = present[:, None, None, :filled]
+            present = self.present(tokens)[:, None, None, :filled]
             visible = None if bool(present.all()) else present.to(self.device)
         shifts = self.shifts(tokens)
         self.shifted |= shifts is not None and bool(shifts.any())  # as long as no pinned key has ever been moved there are none
@@ -387,12 +399,15 @@ class SlotTable:
         if int(self.seen) < int(self.base):  # none but pinned tokens are left, whose keys move as positions do
             self.base = torch.zeros_like(self.base)
 
+    def oldest(self) -> Tensor:
+        """The oldest token in the ring of each row, ``(rows,)``; the one with position 0 where there is none."""
+        ring = self.index[:, len(self.pinned) :]
+        return ring.where(ring >= 0, self.seen[:, None]).amin(dim=1).where((ring >= 0).any(dim=1), self.base)
+
     def rebase(self) -> Tensor:
         """Count positions from the oldest token in the ring of each row; by how many steps keys move back, ``(1 or rows,)``."""
         self.highest = max(self.highest, self.next_position - 1)
-        ring = self.index[:, len(self.pinned) :]
-        oldest = ring.where(ring >= 0, self.seen[:, None]).amin(dim=1)
-        oldest = oldest.where((ring >= 0).any(dim=1), self.base)  # nothing moves where there is none
+        oldest = self.oldest()
         steps, self.base = oldest - self.base, oldest
         self.rebases += 1
         return steps
