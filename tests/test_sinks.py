@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 import torch
 from tests.conftest import make_sinklm, mask_of_documents
-from transformers import BertConfig, BertModel, SegformerConfig, SegformerModel
+from transformers import BartConfig, BartForCausalLM, BertConfig, BertModel, SegformerConfig, SegformerModel
 
 from sinklab import attend
 from sinklab.attention.probe import Watcher
@@ -444,3 +444,11 @@ class TestInFront:
         found = find_sinks(model, tokens)
         assert (found.main.position, found.main.called, found.positions_in_text) == (5, None, [3])
         assert Pinned.of(found, window=4).pinned == (3,)
+
+
+def test_padding_that_a_model_takes_for_text():
+    config = BartConfig(vocab_size=40, d_model=32, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=32)
+    ids, mask = torch.randint(4, 40, (2, 20)), torch.ones(2, 20, dtype=torch.long)
+    mask[1, :5] = 0
+    with pytest.warns(UserWarning, match="BartForCausalLM gives a row padded in front other logits than the row alone"):
+        find_sinks(BartForCausalLM(config).eval(), {"input_ids": ids, "attention_mask": mask})

@@ -7,9 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conftest import make_sinklm
 
-from sinklab.attention.session import attend
 from sinklab.operations.clipped_softmax import ClippedSoftmax
 from sinklab.operations.elu import Elu
 from sinklab.operations.p_normalized import PNormalized
@@ -18,7 +16,6 @@ from sinklab.operations.sigmoid import Sigmoid
 from sinklab.operations.softmax import Softmax
 from sinklab.operations.softmax_plus_one import SoftmaxPlusOne
 from sinklab.operations.softpick import Softpick
-from sinklab.probes.null_mass import NullMass
 
 # --- softmax -----------------------------------------------------------------------------------------------------------------
 
@@ -266,15 +263,6 @@ def test_it_is_the_plain_operation_with_the_output_map_scaled():
     expected, same = Sigmoid().head_outputs(queries, keys, values, None, 0.5)
     assert torch.equal(weights, same)
     assert torch.equal(outputs, expected * 0.05)  # in float64: the factor was not rounded on the way
-
-
-def test_scale_is_measured_as_the_gain():
-    model = make_sinklm({"name": "sigmoid", "scale": 0.25})
-    with torch.no_grad(), attend(model, probes=[NullMass()]) as session:
-        model(input_ids=torch.arange(24).view(2, 12))
-    table = session.table()
-    means = table[table["head"].notna()].groupby("metric")["value"].agg(["min", "max"])
-    assert means.loc["output_gain"].tolist() == [0.25, 0.25]
 
 
 # --- three tokens of each by hand --------------------------------------------------------------------------------------------

@@ -31,12 +31,12 @@ from sinklab.errors import (
     InputError,
     SinklabError,
     UnsupportedModelError,
+    first_line,
     known_arguments,
     require_known,
 )
 from sinklab.models.attach import CONFIG_FIELD, restore
 from sinklab.models.checkpoint import (
-    first_line,
     hash_files,
     locate,
     read_config,

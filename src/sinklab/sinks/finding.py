@@ -171,6 +171,9 @@ def find_sinks(
     for finder in finders:
         whole.merge(finder)
     sinks = dataclasses.replace(whole.sinks(decode=decode, corpus=corpus, bos=bos), tried=_tried(finders))
+    if _hears_padding(model, inputs):
+        name = type(model).__name__  # which counts columns, or takes padding into a state or a block
+        warn(f"find_sinks: {name} gives a row padded in front other logits than the row alone; give it rows without that")
     if place != "find":
         sinks = _placed(sinks, place, whole, inputs)
     elif short := short_rows_warning(sinks.length, threshold):
@@ -219,6 +222,17 @@ def weigh_sinks(
 def _run(model: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, batch_size: int) -> None:
     for chosen in rows.split(batch_size):
         model(**lean_arguments(model, rows_of(inputs, chosen)))
+
+
+def _hears_padding(model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
+    """Whether padding in front of a text, if any is, moves the logits behind its last token by more than rounding."""
+    mask = inputs.get("attention_mask")
+    if mask is None or inputs.keys() != {"input_ids", "attention_mask"} or not bool((mask[:, 0] < mask[:, -1]).any()):
+        return False
+    row = (mask[:, -1] - mask[:, 0]).argmax()[None]
+    padded, alone = rows_of(inputs, row), {"input_ids": inputs["input_ids"][row][mask[row].bool()][None]}
+    moved, last = (model(**lean_arguments(model, given))[0][0, -1].double() for given in (padded, alone))
+    return bool((moved - last).abs().max() > (1e-2 if next(model.parameters()).dtype.itemsize > 2 else 0.5) * last.std())
 
 
 def _placed(sinks: Sinks, place: SinkPlace | None, finder: SinkFinder, inputs: Mapping[str, Tensor]) -> Sinks:

@@ -316,8 +316,7 @@ def make_layers(
     layers: dict[int, SlotLayer | RecurrentLayer] = {
         index: RecurrentLayer(states) for index, states in keyless_layers(model).items()
     }
-    hybrid: dict[int, int] = hybrid_layers(model)
-    workspace: Workspace = {}
+    hybrid, workspace = hybrid_layers(model), Workspace()
     for index, rotation in rotations.layers.items():
         table = slots
         if isinstance(slots, WindowedTable) and model.config.get_text_config().layer_types[index] == "sliding_attention":

@@ -113,11 +113,14 @@ def read_state(path: str | Path, model: PreTrainedModel) -> tuple[CacheReader, J
         )
     if digest != _digest(json.dumps(record), tensors):
         raise InputError(f"{path} is damaged: its SHA-256 is not that of what was written; read the text again")
-    _require_same(path, record["model"], model)
+    saved = record["model"]
+    mine = {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)}
+    if saved != mine:
+        was, now = (f"a {one['class']} in {one['dtype']} with weights and config {one['fingerprint']}" for one in (saved, mine))
+        raise InputError(f"{path} was written with {was}, and this is {now}; load the model that it was written with")
     names = ("chunk", "rebase_at", "quantized", "rollback")
     settings = {name: record[name] for name in names if record.get(name) is not None}
-    policy = policies.make(record["policy"])
-    cache = PolicyCache(policy, model, **settings)
+    cache = PolicyCache(policies.make(record["policy"]), model, **settings)
     table = cache.table
     table.restore(_below("books.", tensors), record["books"])
     on_device = {name: tensor.to(table.device) for name, tensor in tensors.items()}
@@ -156,11 +159,3 @@ def _digest(record: str, tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _require_same(path: Path, saved: Json, model: PreTrainedModel) -> None:
-    """Refuse the state of another model."""
-    mine = {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)}
-    if saved != mine:
-        was, now = (f"a {one['class']} in {one['dtype']} with weights and config {one['fingerprint']}" for one in (saved, mine))
-        raise InputError(f"{path} was written with {was}, and this is {now}; load the model that it was written with")

@@ -357,7 +357,7 @@ def facts(found: AuditFound) -> list[Row]:
     if found.tier:
         rows.append(("tier", f"{found.tier}; not measured: {', '.join(found.not_measured)}"))
     if found.samples_definition:
-        rows.append(("pairs", found.samples_definition))
+        rows.append(("pairs" if found.kind == "pairs" else "samples", found.samples_definition))
     return rows
 
 
