@@ -86,11 +86,7 @@ def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-PARTS: dict[str, Callable[[], str]] = {
-    "columns": columns,
-    "headline": headline,
-    "paths": paths,
-}
+PARTS: dict[str, Callable[[], str]] = {"columns": columns, "headline": headline, "paths": paths}
 
 
 WRITTEN = {"sweep": "make sweep"}

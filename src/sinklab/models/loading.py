@@ -513,11 +513,7 @@ def _operation(model: PreTrainedModel) -> str:
 
 
 def opened(
-    model: GivenModel,
-    *,
-    tokenizer: GivenTokenizer | None = None,
-    processor: Processor | None = None,
-    **options: Any,
+    model: GivenModel, *, tokenizer: GivenTokenizer | None = None, processor: Processor | None = None, **options: Any
 ) -> LoadedModel:
     """The model, loaded with these options of :func:`load_model` if it was named; one in memory must be what they ask for."""
     access = {name: options[name] for name in ACCESS & options.keys()}
