@@ -60,10 +60,7 @@ def kinds() -> dict[str, Tensor]:
 def gap(certificate: Certificate) -> float:
     """The largest difference of an upper and a lower bound, over the largest norm of a visible value."""
     counted, scale = certificate.counted, certificate.scale
-    pairs = (
-        (certificate.with_upper, certificate.with_lower),
-        (certificate.without_upper, certificate.without_lower),
-    )
+    pairs = ((certificate.with_upper, certificate.with_lower), (certificate.without_upper, certificate.without_lower))
     return max(float(((upper - lower) / scale)[counted].max()) for upper, lower in pairs)
 
 

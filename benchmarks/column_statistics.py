@@ -59,12 +59,9 @@ def measure() -> list[Bar]:
     for length in (2048, LENGTH):
         call = make_call(length, torch.float32)
         times = best_times(
-            {"forward": lambda c=call: forward(c), "ours": lambda c=call: column_statistics(c)},
-            40 if length < LENGTH else 9,
+            {"forward": lambda c=call: forward(c), "ours": lambda c=call: column_statistics(c)}, 40 if length < LENGTH else 9
         )
-        bars += [
-            Bar("3", f"column sums ÷ forward (float32, T = {length})", times["ours"] / times["forward"], "<=", 0.45),
-        ]
+        bars += [Bar("3", f"column sums ÷ forward (float32, T = {length})", times["ours"] / times["forward"], "<=", 0.45)]
     return bars
 
 

@@ -45,20 +45,12 @@ STUDIES: dict[str, tuple[str, list[str], float]] = {
     ),
     "causes --budget 15m": (SMOLLM2, ["causes", "--budget", "15m"], 930),
     "fold": (SMOLLM2, ["fold"], 90),
-    "depend": (
-        SMOLLM2,
-        ["depend", "passkey,line_lookup,true_statements", "--items", "8", "--window", "256"],
-        120,
-    ),
+    "depend": (SMOLLM2, ["depend", "passkey,line_lookup,true_statements", "--items", "8", "--window", "256"], 120),
     "cache, Gemma": (GEMMA, ["cache", "--window", "256", "--sinks", "0,4"], 90),
     "audit, Gemma": (GEMMA, ["audit"], 160),
     "origin, Gemma": (GEMMA, ["origin"], 60),
     "quantize, Gemma": (GEMMA, ["quantize"], 300),
-    "depend, Gemma": (
-        GEMMA,
-        ["depend", "passkey,line_lookup,true_statements", "--items", "8", "--window", "256"],
-        120,
-    ),
+    "depend, Gemma": (GEMMA, ["depend", "passkey,line_lookup,true_statements", "--items", "8", "--window", "256"], 120),
 }
 """Name → model, command without the model and the output directory, and the seconds by the clock that two cores may take."""
 

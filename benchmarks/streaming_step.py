@@ -61,10 +61,7 @@ def against_others() -> list[Bar]:
             },
             rounds=15,
         )
-        again = best_times(
-            {name: with_backend(model, name, recompute) for name in ("sdpa", "eager", softmax)},
-            rounds=4,
-        )
+        again = best_times({name: with_backend(model, name, recompute) for name in ("sdpa", "eager", softmax)}, rounds=4)
         label = f"Llama 6 × 384, {HELD} tokens held, {str(dtype).removeprefix('torch.')}"
         found = {
             **{key: value / STEPS for key, value in times.items()},

@@ -31,11 +31,7 @@ def ten_million() -> PretrainingConfig:
     return PretrainingConfig(
         name="ten_million",
         model=Architecture(
-            hidden_size=384,
-            intermediate_size=1024,
-            num_hidden_layers=6,
-            num_attention_heads=6,
-            max_position_embeddings=CONTEXT,
+            hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6, max_position_embeddings=CONTEXT
         ),
         data=DataConfig(vocab_size=4096, max_tokens=200_000, held_out_rows=1),
         schedule=ScheduleConfig(warmup_steps=1),

@@ -12,16 +12,38 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sinklab.cli.catalogue import DEFINITIONS as DEFINITIONS_FILE
-from sinklab.cli.catalogue import definitions
+from sinklab.cli.catalogue import PACKAGE, Description, described, papers, plugin_record
 from sinklab.cli.commands import COMMANDS, SUMMARIES, find_commands
 from sinklab.registry import KINDS
-from sinklab.results.metric import declared
+from sinklab.results.metric import Metric, declared, metrics_of
 from sinklab.results.table import COLUMNS
 from sinklab.training.callback import HEADLINE
 
 ROOT = Path(__file__).parents[1]
 PYPI = ROOT / "PYPI.md"
 """What pyproject.toml gives as the long description; pictures would need an address, and the project has none yet."""
+
+
+def definitions() -> dict[str, list[Description]]:
+    """By name what the plug-ins of sinklab say of themselves, and the metrics of its probes: what :data:`DEFINITIONS` holds."""
+    own = [registry for plural, registry in KINDS.items() if plural not in ("recipes", "read_outs", "claims")]
+    described = [plugin_record(registry, name) for registry in own for name in sorted(registry._files())]
+    names = {record["name"] for record in described}
+    measured = {metric.name: metric for probe in KINDS["probes"]._files() for metric in metrics_of("probes", probe)}
+    described += [metric_record(metric) for name, metric in sorted(measured.items()) if name not in names]
+    found: dict[str, list[Description]] = {}
+    for record in described:
+        file = record["file"] and Path(record["file"]).relative_to(PACKAGE).as_posix()
+        found.setdefault(record["name"], []).append(record | {"file": file})
+    return found
+
+
+def metric_record(metric: Metric) -> Description:
+    """One metric, and which probe or read-out measures it."""
+    owners = [(plural, own) for plural in ("probes", "read_outs") for own in KINDS[plural] if metric in metrics_of(plural, own)]
+    measured = " and ".join(f"the {KINDS[plural].kind} {own}" for plural, own in owners)
+    about = {"papers": papers(metric.paper), "version": metric.version}
+    return described("metric", metric.name, f"Measured by {measured}.", "", [metric], **about)
 
 
 def plugins(plural: str) -> str:
@@ -64,11 +86,7 @@ def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-PARTS: dict[str, Callable[[], str]] = {
-    "columns": columns,
-    "headline": headline,
-    "paths": paths,
-}
+PARTS: dict[str, Callable[[], str]] = {"columns": columns, "headline": headline, "paths": paths}
 
 
 WRITTEN = {"sweep": "make sweep"}

@@ -63,10 +63,7 @@ def of_length(bench: Bench, label: str, length: int, heads: int, size: int, dtyp
     def at(number: int) -> AttentionCall:
         return calls[number % len(calls)]
 
-    candidates = {
-        "default": lambda number: forward(at(number)),
-        "total": lambda number: with_statistics(at(number), COLUMNS),
-    }
+    candidates = {"default": lambda number: forward(at(number)), "total": lambda number: with_statistics(at(number), COLUMNS)}
     names = serving(calls[0])
     for name in names:
         candidates[name] = lambda number, name=name: KERNELS[name](at(number).queries, at(number).keys, at(number).values)

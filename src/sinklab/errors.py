@@ -122,3 +122,12 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
         return function(*positional, **named)
 
     return call
+
+
+def first_line(error: BaseException) -> str:
+    """What a foreign error says, short enough for one line of a terminal: its first line, and the one behind a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[0] if lines else type(error).__name__
+    if said.endswith(":") and len(lines) > 1:
+        said = f"{said} {lines[1]}"
+    return said[:300]

@@ -153,11 +153,7 @@ LAST_LOSS = Metric("last_loss", "nats", "Loss of the last tokens, at which re-co
 def past_the_context(texts: LongTexts) -> Numbers:
     """Losses of the second half, and of the last tokens, where re-computation is taken too."""
     dense = {"dense": texts.losses("full")} if texts.rows.shape[1] > texts.trained else {}  # within the training it cannot fail
-    loss = {
-        **dense,
-        "no sinks": texts.losses(keep(0, texts.budget)),
-        "four sinks": texts.losses(keep(4, texts.budget)),
-    }
+    loss = {**dense, "no sinks": texts.losses(keep(0, texts.budget)), "four sinks": texts.losses(keep(4, texts.budget))}
     numbers = {
         label: {"loss": float(part.mean()), "last_loss": float(part[:, texts.last].mean())} for label, part in loss.items()
     }

@@ -126,10 +126,7 @@ class TestWritten:
 class TestCommands:
     """Every command that writes a file looks before it works: what it would work on here is not even there."""
 
-    LINES = {
-        "compare": ["compare", "nowhere", "nothing", "--out"],
-        "stream": ["stream", "nowhere", "--prompt", "a", "--save"],
-    }
+    LINES = {"compare": ["compare", "nowhere", "nothing", "--out"], "stream": ["stream", "nowhere", "--prompt", "a", "--save"]}
 
     def run(self, *line: object) -> str:
         done = CliRunner().invoke(app, [str(word) for word in line])

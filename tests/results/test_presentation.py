@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from sinklab.errors import ResultError
 from sinklab.results.blocks import Bar, Curves, Facts, Grid, Heading, HeadMap, Say, interval, markdown, names, number, percent
@@ -170,6 +171,11 @@ def fitted_lines(width: int) -> list[str]:
 )
 def test_a_column_that_must_not_wrap_is_never_cut(width, lines):
     assert fitted_lines(width)[: len(lines)] == lines
+
+
+def test_a_line_that_is_too_long_goes_on_below_its_text():
+    drawn = [str(line) for line in fitted(Text("  name   one two three"), Console(width=20))]
+    assert drawn == ["  name   one two ", "         three"]
 
 
 def test_a_long_table_in_a_notebook_begins_with_what_is_measured():

@@ -33,14 +33,7 @@ from sinklab.results.metric import catalogue, declared
 from sinklab.results.table import make_table, read_table
 from sinklab.training import callback as callback_file
 from sinklab.training import record
-from sinklab.training.callback import (
-    FIRST_POSITIONS,
-    HEADLINE,
-    SinkCallback,
-    _strongest,
-    measure_sinks,
-    measuring,
-)
+from sinklab.training.callback import FIRST_POSITIONS, HEADLINE, SinkCallback, _strongest, measure_sinks, measuring
 from sinklab.training.rows import _Limit, limited_attention, token_losses, windowed_losses
 
 ROWS = torch.randint(2, 300, (6, 24), generator=torch.Generator().manual_seed(1))

@@ -254,13 +254,9 @@ def _kept_apart(mask: Tensor, batch: int, tokens: Tensor | None) -> Positions | 
 
 
 def describe_call(
-    native: seam.Native,
-    module: nn.Module,
-    site: Site,
-    tensors: tuple[Tensor, Tensor, Tensor, object, Tensor, Tensor | None],
-    kwargs: host_arguments.Keywords,
-    forward: Forward,
-) -> AttentionCall:
+    native: seam.Native, module: nn.Module, site: Site, tensors: tuple[Tensor, Tensor, Tensor, object, Tensor, Tensor | None],
+    kwargs: host_arguments.Keywords, forward: Forward,
+) -> AttentionCall:  # fmt: skip
     """The call that a module has just made, with nothing that only some probes need (``residual``, ``projection``).
 
     ``tensors`` are queries, keys, values and mask as the function received them, its head outputs ``(batch, q_len, num_heads,

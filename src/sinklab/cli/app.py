@@ -26,6 +26,7 @@ from sinklab.cli.guard import (
 )
 from sinklab.errors import SinklabError
 from sinklab.results.environment import installed
+from sinklab.results.terminal import Printer
 
 QUIET = ("--quiet", "-q")
 INSTALL = "--install-completion"
@@ -47,6 +48,7 @@ def make_app(arguments: Sequence[str]) -> tuple[cyclopts.App, dict[str, str]]:
         help="Find attention sinks: which position, which token, which heads, and what they do.",
         help_epilogue=START,
         help_format="plaintext",
+        console=Printer(),
         version=versions,
         print_error=False,
         exit_on_error=False,

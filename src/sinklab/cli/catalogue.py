@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.text import Text
 
 import sinklab
-from sinklab.cli.derive import plain
+from sinklab.cli.derive import plain, rejoined
 from sinklab.errors import UnknownNameError
 from sinklab.models.embedded import embedded_names, embedded_path
 from sinklab.registry import KINDS, Registry, registry_of
@@ -29,7 +29,7 @@ from sinklab.studies.arguments import OverwriteFile, command
 PACKAGE = Path(sinklab.__file__).parent
 
 DEFINITIONS = PACKAGE / "cli" / "definitions.json"
-"""What :func:`definitions` gives, so that a definition is shown without importing what measures it; ``make docs`` writes it."""
+"""Records by name, so that a definition is shown without importing what measures it; ``make docs`` writes it."""
 
 
 Description = dict[str, Any]
@@ -61,7 +61,7 @@ def describe(name: str) -> list[Description]:
     kept = json.loads(DEFINITIONS.read_text(encoding="utf-8")).get(name, [])  # for which nothing is imported
     kinds = {record["kind"] for record in kept}
     found = [record | {"file": record["file"] and str(PACKAGE / record["file"])} for record in kept]
-    found += [_plugin(one, name) for one in KINDS.values() if name in one and one.kind not in kinds]
+    found += [plugin_record(one, name) for one in KINDS.values() if name in one and one.kind not in kinds]
     if not found:
         near = difflib.get_close_matches(name, [plugin for registry in KINDS.values() for plugin in registry], n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -69,35 +69,15 @@ def describe(name: str) -> list[Description]:
     return found
 
 
-def definitions() -> dict[str, list[Description]]:
-    """By name what the plug-ins of sinklab say of themselves, and the metrics of its probes: what :data:`DEFINITIONS` holds."""
-    own = [registry for plural, registry in KINDS.items() if plural not in ("recipes", "read_outs", "claims")]
-    described = [_plugin(registry, name) for registry in own for name in sorted(registry._files())]
-    names = {record["name"] for record in described}
-    measured = {metric.name: metric for probe in KINDS["probes"]._files() for metric in metrics_of("probes", probe)}
-    described += [_metric(metric) for name, metric in sorted(measured.items()) if name not in names]
-    found: dict[str, list[Description]] = {}
-    for record in described:
-        file = record["file"] and Path(record["file"]).relative_to(PACKAGE).as_posix()
-        found.setdefault(record["name"], []).append(record | {"file": file})
-    return found
-
-
-def _described(kind: str, name: str, summary: str, text: str, metrics: Sequence[Metric], **more: Any) -> Description:
+def described(kind: str, name: str, summary: str, text: str, metrics: Sequence[Metric], **more: Any) -> Description:
+    """A record of these parts, with the others empty."""
     shown = [{key: getattr(one, key) for key in ("name", "text", "unit", "paper", "version")} for one in metrics]
     record = {"kind": kind, "name": name, "summary": summary, "text": text, "parameters": [], "metrics": shown}
     return record | {"papers": [], "version": None, "file": ""} | more
 
 
-def _metric(metric: Metric) -> Description:
-    """One metric, and which probe or read-out measures it."""
-    owners = [(plural, own) for plural in ("probes", "read_outs") for own in KINDS[plural] if metric in metrics_of(plural, own)]
-    measured = " and ".join(f"the {KINDS[plural].kind} {own}" for plural, own in owners)
-    about = {"papers": _papers(metric.paper), "version": metric.version}
-    return _described("metric", metric.name, f"Measured by {measured}.", "", [metric], **about)
-
-
-def _papers(text: str) -> list[str]:
+def papers(text: str) -> list[str]:
+    """The numbers of arXiv in a text, sorted."""
     return sorted(set(re.findall(r"\b\d{4}\.\d{5}\b", text)))
 
 
@@ -110,7 +90,7 @@ def _model_summary(name: str) -> str:
     )
 
 
-def _plugin(registry: Registry[Any], name: str) -> Description:
+def plugin_record(registry: Registry[Any], name: str) -> Description:
     """Docstring, settings, metrics and papers of a plug-in; of a claim what it states, of a recipe its configuration."""
     plugin = registry[name]
     text, plural = inspect.getdoc(plugin) or "", registry.plural
@@ -127,8 +107,8 @@ def _plugin(registry: Registry[Any], name: str) -> Description:
         more = {"parameters": list(_arguments(plugin)), "version": getattr(plugin, "version", None)}
     module = sys.modules[plugin.__module__]
     about = "\n".join([text, module.__doc__ or "", *(f"{one.paper} {one.text}" for one in metrics)])
-    more |= {"papers": _papers(about), "file": str(module.__file__)}
-    return _described(registry.kind, name, registry.summary(name), text, metrics, **more)
+    more |= {"papers": papers(about), "file": str(module.__file__)}
+    return described(registry.kind, name, registry.summary(name), text, metrics, **more)
 
 
 def _config_fields(section: Any, prefix: str) -> Iterator[dict[str, Any]]:
@@ -200,7 +180,7 @@ def _shown(descriptions: Sequence[Description]) -> Iterator[RenderableType]:
         first, _, rest = one["text"].partition("\n\n")
         is_repeated = " ".join(first.split()) == one["summary"]  # of a plug-in whose class says what its file would
         if text := rest if is_repeated else one["text"]:
-            yield Text(f"\n{plain(text)}")
+            yield Text(f"\n{rejoined(plain(text))}")
         yield from _parameters(one)
         if one["metrics"]:
             yield "\n[bold]definitions[/bold]"

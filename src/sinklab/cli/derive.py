@@ -127,14 +127,12 @@ def read_docstring(text: str) -> tuple[str, dict[str, str], str]:
         for name in names.split(", ")
     }
     examples = next((f"{word}:\n\n{_dedented(sections[word], 2)}" for word in ("Example", "Examples") if word in sections), "")
-    return "\n\n".join(map(_rejoined, description.strip().split("\n\n"))), texts, examples
+    return rejoined(description.strip()), texts, examples
 
 
-def _rejoined(block: str) -> str:
-    """A paragraph or the entries of a list, each on one line; what is indented stays as it is."""
-    if block.startswith(" "):
-        return block
-    return "\n".join(" ".join(entry.split()) for entry in re.split(r"\n(?=- )", block))
+def rejoined(text: str) -> str:
+    """Paragraphs, and entries of lists and of ``Args``, each on one line; other lines that are indented stay as they are."""
+    return re.sub(r"(?<=\S)\n(?:(?=[^\s-])| {8,}(?=\S))", " ", text)
 
 
 def _dedented(section: str, by: int = 0) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from sinklab.corpora.base import Identity, MediaCorpus, hash_files, visible_files
-from sinklab.errors import InputError
+from sinklab.errors import InputError, first_line
 from sinklab.results.blocks import counted
 
 
@@ -76,8 +76,7 @@ def open_picture(source: Path | bytes, name: str) -> Image:
         raise InputError(f"there is no picture {name}") from None
     except Exception as error:
         # A damaged file makes decoders fail in every way that Python has.
-        said = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise InputError(f"{name} cannot be decoded as a picture: {said}; get it again, or take it out") from error
+        raise InputError(f"{name} cannot be decoded as a picture: {first_line(error)}; get it again, or take it out") from error
 
 
 def rgb(image: Image) -> Image:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sinklab.corpora.samples import Kind
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError, InputError, first_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,8 +115,7 @@ class Encoder:
             # A tokenizer that is damaged raises what it likes; where its compiled code panics, that is not even an Exception.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            said = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise InputError(f"the model's tokenizer fails on a text of {len(text)} characters: {said}") from error
+            raise InputError(f"the model's tokenizer fails on a text of {len(text)} characters: {first_line(error)}") from error
         if self.rows and max(ids, default=0) >= self.rows:
             raise InputError(f"the model's tokenizer gives token {max(ids)}, and the model's embedding has {self.rows} rows")
         return ids

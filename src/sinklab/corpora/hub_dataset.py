@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.corpora.base import HELD_OUT_PERCENT, Identity, Split, TextCorpus, hash_files, is_held_out, visible_files
-from sinklab.errors import ConfigurationError, InputError
+from sinklab.errors import ConfigurationError, InputError, first_line
 from sinklab.registry import corpora
 
 __all__ = ["HubDataset"]
@@ -186,11 +186,11 @@ class HubDataset(TextCorpus):
             raise
         except ConnectionError as error:
             raise InputError(
-                f"dataset {self.dataset!r} is no path here, and the hub is out of reach ({_first_line(error)}); check the name "
+                f"dataset {self.dataset!r} is no path here, and the hub is out of reach ({first_line(error)}); check the name "
                 "and the network (HF_HUB_OFFLINE), or download it where there is one and give its folder"
             ) from error
         except Exception as error:
-            raise InputError(f"dataset {self.dataset} cannot be read: {_first_line(error)}") from error
+            raise InputError(f"dataset {self.dataset} cannot be read: {first_line(error)}") from error
         finally:
             datasets.logging.set_verbosity(verbosity)
 
@@ -214,7 +214,3 @@ def _mixed(rest: Iterator[str], generator: random.Random) -> Iterator[str]:
         buffer[position], chosen = buffer[-1], buffer[position]
         buffer[-1:] = islice(rest, 1)
         yield chosen
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -29,8 +29,8 @@ from sinklab.attention.folding import find_source, watch
 from sinklab.attention.modules import bare_parts, input_device, named_modules, of_peft
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Operation, OperationState, bind
 from sinklab.attention.paths.table import set_attention_path
-from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.models.checkpoint import first_line, weight_files
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, first_line
+from sinklab.models.checkpoint import weight_files
 from sinklab.models.language_model import SinkLMConfig
 from sinklab.models.quiet import without_bars
 from sinklab.registry import operations

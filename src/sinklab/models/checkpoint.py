@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, first_line
 from sinklab.models.embedded import PREFIX, embedded_names, embedded_path, require_name
 from sinklab.models.gguf_file import Gguf, in_repository, local_gguf, require_package
 from sinklab.results.file import read_object
@@ -287,15 +287,6 @@ def hash_files(files: list[Path]) -> str:
         listing = "".join(f"{digest}  {path.name}\n" for digest, path in zip(digests, files, strict=True))
         digests = [hashlib.sha256(listing.encode()).hexdigest()]
     return f"sha256-{digests[0][:16]}"
-
-
-def first_line(error: BaseException) -> str:
-    """What a foreign error says, short enough for one line of a terminal: its first line, and the one behind a colon."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = lines[0] if lines else type(error).__name__
-    if said.endswith(":") and len(lines) > 1:
-        said = f"{said} {lines[1]}"
-    return said[:300]
 
 
 NUMBERS = frozenset({"F64", "F32", "F16", "BF16"})

@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from sinklab.corpora import resolve_corpus
 from sinklab.corpora.base import HELD, Corpus, Encoder
 from sinklab.corpora.samples import Kind, Samples
-from sinklab.errors import ConfigurationError, InputError
-from sinklab.models.checkpoint import first_line
+from sinklab.errors import ConfigurationError, InputError, first_line
 from sinklab.models.loading import LoadedModel, num_parameters
 from sinklab.models.losses import IGNORED, hide_tokens, is_two_sided, loss_kind
 from sinklab.models.positions import require_positions

@@ -31,12 +31,12 @@ from sinklab.errors import (
     InputError,
     SinklabError,
     UnsupportedModelError,
+    first_line,
     known_arguments,
     require_known,
 )
 from sinklab.models.attach import CONFIG_FIELD, restore
 from sinklab.models.checkpoint import (
-    first_line,
     hash_files,
     locate,
     read_config,
@@ -513,11 +513,7 @@ def _operation(model: PreTrainedModel) -> str:
 
 
 def opened(
-    model: GivenModel,
-    *,
-    tokenizer: GivenTokenizer | None = None,
-    processor: Processor | None = None,
-    **options: Any,
+    model: GivenModel, *, tokenizer: GivenTokenizer | None = None, processor: Processor | None = None, **options: Any
 ) -> LoadedModel:
     """The model, loaded with these options of :func:`load_model` if it was named; one in memory must be what they ask for."""
     access = {name: options[name] for name in ACCESS & options.keys()}

@@ -16,13 +16,11 @@ from transformers import PreTrainedModel
 from sinklab.attention.maps import grids_of, picture_names, shared_names
 from sinklab.corpora.base import Corpus, Picture, Recording
 from sinklab.corpora.samples import Samples
-from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError
-from sinklab.models.checkpoint import first_line
+from sinklab.errors import ConfigurationError, InputError, UnsupportedModelError, first_line
 from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import class_targets
 from sinklab.models.positions import positions_of
 from sinklab.models.tokenizer import PROCESSOR_FILES, Processor, kind_of, load_processor
-from sinklab.results.blocks import counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -110,17 +108,16 @@ def draw_described(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: i
     drawn = _drawn(corpus, corpus.pictures(seed, EDGE), samples, read, "pictures")
     arguments = {name: torch.cat([each[name] for each in made]) for name in made[0]}
     names, pixels = shared_names(picture_names(loaded.model.config, arguments)), arguments["pixel_values"]
-    looked_at = _visible(pixels, processor.image_processor) if pixels.ndim == 4 else None
+    whole = [torch.tensor(np.array(image.resize(seen[0].size))) for image in seen]
+    looked_at = _visible(pixels, processor.image_processor) if pixels.ndim == 4 else torch.stack(whole)
     return Samples(
         arguments,
         "image",
         names=names,
         grid=None if names is None else grids_of(loaded.model.config, arguments)[0],
-        pictures=torch.stack([torch.tensor(np.array(image.resize(seen[0].size))) for image in seen])
-        if looked_at is None
-        else looked_at,
+        pictures=looked_at,
         sources=tuple(source for source, _ in drawn),
-        definition=f"A sample is a picture in front of “{PROMPT}”; {counted(resized, 'picture')} resized like the first.",
+        definition=f"A sample is a picture in front of “{PROMPT}”{f', {resized} resized like the first' if resized else ''}.",
     )
 
 

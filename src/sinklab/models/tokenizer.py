@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from sinklab.corpora.samples import Kind
-from sinklab.errors import InputError, UnsupportedModelError
-from sinklab.models.checkpoint import first_line, locate_files
+from sinklab.errors import InputError, UnsupportedModelError, first_line
+from sinklab.models.checkpoint import locate_files
 from sinklab.models.embedded import PREFIX, embedded_path
 from sinklab.models.gguf_file import Gguf
 from sinklab.models.quiet import only_errors

@@ -35,10 +35,7 @@ DEPTH_WEIGHT = Metric(
     range=(0.0, 1.0),
 )
 DEPTH_RATE = Metric(
-    "depth_rate",
-    "percent",
-    "Percent of (token, learned query) whose weight on that block is above 0.3.",
-    range=(0.0, 100.0),
+    "depth_rate", "percent", "Percent of (token, learned query) whose weight on that block is above 0.3.", range=(0.0, 100.0)
 )
 
 

@@ -117,7 +117,7 @@ class HeadView:
 
     def _repr_html_(self) -> str:
         """In a notebook: the page in a frame, below :data:`BUDGET` bytes."""
-        return framed(self.html, HEIGHT)
+        return framed(self.html, HEIGHT, self.finding)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.finding} (save(path) writes the page)"
@@ -285,7 +285,7 @@ def _finding(sinks: Sequence[Sink], found: int, weights: _Weights, threshold: fl
     # What heads of other parts do not see, they cannot look at: they are not among those counted.
     heads = int(sum(there[index].sum() for index, row in enumerate(grid) if top["part"] in ("", row.part)))
     name = top["name"] + (f" ({quote(top['token'])})" if top["token"] is not None else "")
-    others = f"; {found - 1} other places get as much of some head" if found > 1 else ""
+    others = f"; {counted(found - 1, 'other place')} get{'s' * (found == 2)} as much of some head" if found > 1 else ""
     return f"On {what} {len(top['heads'])} of {heads} heads give {name} more than {threshold:g} of their attention{others}."
 
 

@@ -262,7 +262,7 @@ def _markdown(block: Block) -> Iterator[str]:
         label = ""
         for first, *rest in block.rows:
             label = first or label
-            yield f"- **{plain(label)}**: {plain(' '.join(rest))}"
+            yield f"- **{plain(label)}**: {plain(': '.join(filter(None, rest)))}"
         yield ""
     elif isinstance(block, Grid) and not block.folded:
         aligned = ["---" if index < block.text else "---:" for index, _ in enumerate(block.headings)]

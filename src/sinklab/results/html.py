@@ -198,16 +198,17 @@ def _head(cell: tuple[str, str, str] | None) -> str:
     return f'<td class="l-{kind}" title="{words}"><span aria-label="{words}" role="img">{letter}</span></td>'
 
 
-def framed(page: str, height: int = 640) -> str:
+def framed(page: str, height: int = 640, finding: str = "") -> str:
     """An inline frame that holds a whole HTML page; it works where notebooks are saved, mailed or shown without a server.
 
     Args:
         page: the page as text.
         height: of the frame in CSS pixels; a page may change that of its own frame.
+        finding: what is shown where frames are left out: in notebooks that are not trusted, and on GitHub.
     """
     # Between single quotes only these two end or change what is between them, and pages have few of either.
     quoted = page.replace("&", "&amp;").replace("'", "&#39;")
-    style = f"width: 100%; height: {height}px; border: 0; display: block; position: relative; margin-top: -2em"
-    # JupyterLab leaves frames out of a notebook that it does not trust; otherwise the frame covers the sentence.
-    said = '<p style="height: 2em; margin: 0">A page of sinklab: trust this notebook, or run the cell, to see it.</p>'
-    return f'{said}<iframe srcdoc=\'{quoted}\' style="{style}" loading="lazy" title="sinklab"></iframe>'
+    style = f"width: 100%; height: {height}px; border: 0; display: block; position: relative; margin-top: -4em"
+    said = f"{escape(finding)} (A page of sinklab: trust this notebook, or run the cell, to see it.)".strip()
+    sentence = f'<p style="height: 4em; margin: 0">{said}</p>'  # which the frame covers
+    return f'{sentence}<iframe srcdoc=\'{quoted}\' style="{style}" loading="lazy" title="sinklab"></iframe>'

@@ -164,13 +164,16 @@ class Result:
         """In a notebook: the page in a frame if there is one, else the top of the summary as a table."""
         from sinklab.results.html import framed, html
 
+        said = str(self.summary.get("finding") or self.summary.get("text") or "")
         if self.page is not None and self.folder is not None:
-            return framed(self.frame(self.folder) if self.frame else self.report().read_text(encoding="utf-8"))
+            page = self.frame(self.folder) if self.frame else self.report().read_text(encoding="utf-8")
+            return framed(page, finding=said)
         if self.page is not None and self.write is not None:
             with tempfile.TemporaryDirectory(prefix="sinklab-") as name:
                 folder = Path(name)
                 self.write(folder)
-                return framed(self.frame(folder) if self.frame else self.page(folder).read_text(encoding="utf-8"))
+                page = self.frame(folder) if self.frame else self.page(folder).read_text(encoding="utf-8")
+                return framed(page, finding=said)
         if self.shows is not None:
             return str(html(self.blocks()))
         if not self.summary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ COLOURS = ("yellow", "magenta", "green", "cyan", "blue", "white")
 """Of the kinds of a map of heads, in the order of its legend."""
 
 
-class _Printer(Console):
+class Printer(Console):
     """That of rich ends the process as a failure when its reader has left, as head does."""
 
     def on_broken_pipe(self) -> None:
@@ -43,12 +44,13 @@ def print_blocks(parts: Iterable[Block | RenderableType]) -> None:
     in_cell = not sys.stdout.isatty() and type(sys.stdout).__module__.startswith("ipykernel")
     watched = sys.stdout.isatty() or in_cell
     width = NOTEBOOK_WIDTH if in_cell else None if watched else PIPE_WIDTH
-    console, written = _Printer(file=sys.stdout, highlight=False, width=width, force_jupyter=False), list[str]()
+    console, written = Printer(file=sys.stdout, highlight=False, width=width, force_jupyter=False), list[str]()
     for part in parts:
         for drawn in terminal([part]) if isinstance(part, Block) else [part]:
+            unbroken = not watched or getattr(drawn, "no_wrap", None) is True
             with console.capture() as captured:
                 for piece in fitted(drawn, console):
-                    console.print(piece, soft_wrap=not watched and not isinstance(piece, Table))
+                    console.print(piece, soft_wrap=unbroken and not isinstance(piece, Table))
             lines = captured.get().replace(NO_BREAK, " ").split("\n")
             written.append("\n".join(line.rstrip(" ") for line in lines))
             if not in_cell:  # below a cell it is one block
@@ -126,6 +128,10 @@ def _head_map(block: HeadMap) -> Iterator[RenderableType]:
 
 def fitted(part: RenderableType, console: Console) -> Iterator[RenderableType]:
     """A part as it fits on a console; nothing of a table is cut off, and what is no table stays as it is."""
+    if isinstance(part, (str, Text)) and console.width < PIPE_WIDTH and not getattr(part, "no_wrap", None):
+        for line in _text(part).split("\n", allow_blank=True):
+            yield from _hanging(line, console)
+        return
     if not isinstance(part, Table) or not part.show_header:
         yield part
         return
@@ -134,6 +140,18 @@ def fitted(part: RenderableType, console: Console) -> Iterator[RenderableType]:
         yield part
     else:
         yield from _as_lines(part)
+
+
+def _hanging(line: Text, console: Console) -> Iterator[Text]:
+    """A line that is too long goes on below the text: behind what it is indented by, and behind a name with two blanks."""
+    begins = re.match(r" *(?:\S+ {2,})?", line.plain)
+    assert begins is not None
+    name, text = line[: begins.end()], line[begins.end() :]
+    if line.cell_len <= console.width or not 2 * begins.end() < console.width:
+        yield line
+        return
+    for number, piece in enumerate(text.wrap(console, console.width - begins.end())):
+        yield Text.assemble(" " * begins.end() if number else name, piece)
 
 
 def _narrowed(table: Table, console: Console) -> bool:

@@ -7,8 +7,7 @@ line break, the first full stop), or by a null score (a learned sink logit, a ke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -293,15 +292,9 @@ class Sinks:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; :meth:`from_dict` reads it. Numbers of all heads are left out."""
+        """For JSON; numbers of all heads are left out."""
         found = {field: getattr(self, field) for field in _PLAIN}
         return found | {name: [_sink_dict(sink) for sink in getattr(self, name)] for name in _LISTS}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """What :meth:`to_dict` gave."""
-        lists: dict[str, Any] = {name: tuple(map(_sink_of, record.get(name, ()))) for name in _LISTS}
-        return cls(**lists, **{field: record[field] for field in _PLAIN if field in record})
 
 
 _LISTS = ("sinks", "followed", "weak", "silent")
@@ -328,13 +321,6 @@ def _sink_dict(sink: Sink) -> dict[str, object]:
     plain = {field.name: getattr(sink, field.name) for field in dataclasses.fields(Sink)}
     heads = [[head.layer, head.head, head.module, rate] for head, rate in sink.heads]
     return plain | {"positions": list(sink.positions), "heads": heads, "name": sink.name, "description": sink.describe()}
-
-
-def _sink_of(record: Mapping[str, Any]) -> Sink:
-    heads = tuple((Head(layer, head, module), rate) for layer, head, module, rate in record.get("heads", ()))
-    names = {field.name for field in dataclasses.fields(Sink)} - {"heads", "positions"}
-    plain = {name: value for name, value in record.items() if name in names}
-    return Sink(**plain, positions=tuple(record.get("positions", ())), heads=heads)
 
 
 def first_of_kind(positions: Tensor, documents: Tensor, tokens: Tensor) -> Tensor:

@@ -41,14 +41,7 @@ class Chat:
         ConfigurationError: no tokenizer, or a template that does not fit.
     """
 
-    def __init__(
-        self,
-        model: GivenModel,
-        *,
-        system: str | None = None,
-        stream: Stream | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, model: GivenModel, *, system: str | None = None, stream: Stream | None = None, **settings: Any) -> None:
         tokenizer: Tokenizer | None = None if stream is None else stream.tokenizer
         if stream is None:
             loading = {name: settings.pop(name) for name in OPTIONS & settings.keys()}

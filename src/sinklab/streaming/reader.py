@@ -232,12 +232,7 @@ class CacheReader(Reader):
 
 
 def open_reader(
-    model: GivenModel,
-    policy: PolicySpec,
-    *,
-    chunk: int = 128,
-    quantized: str | None = None,
-    **loading: Any,
+    model: GivenModel, policy: PolicySpec, *, chunk: int = 128, quantized: str | None = None, **loading: Any
 ) -> Reader:
     """A reader of ``model``, which ``loading`` is about if it is named, under a policy: the object, its name, or
     ``{"name": …, setting: …}``.

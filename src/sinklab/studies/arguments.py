@@ -110,6 +110,7 @@ class Known:
 
 DEFINITIONS = Path(__file__).parents[1] / "cli" / "definitions.json"
 FLOATS = "fp8|fp8b|mxfp4|nvfp4"
+ENGINES = Known(others=r"kvpress|llama\.cpp", words="kvpress, llama.cpp")
 _BITS = f"([2-8]|16|{FLOATS})"
 SCHEMES = Known(
     others=f"w{_BITS}a{_BITS}|{FLOATS}",

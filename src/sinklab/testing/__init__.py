@@ -15,11 +15,4 @@ from sinklab.testing.policies import check_policy
 from sinklab.testing.probes import check_probe, tiny_models
 from sinklab.testing.tasks import check_task
 
-__all__ = [
-    "check_intervention",
-    "check_operation",
-    "check_policy",
-    "check_probe",
-    "check_task",
-    "tiny_models",
-]
+__all__ = ["check_intervention", "check_operation", "check_policy", "check_probe", "check_task", "tiny_models"]

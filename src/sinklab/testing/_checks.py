@@ -26,11 +26,6 @@ class Checks:
         self.require(error <= tolerance, check, f"{what} within {tolerance:.1e}", f"a difference of {error:.1e}")
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of a message that says something, or the name of its class."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
 def is_frozen(plugin: object) -> bool:
     """Whether it is, or is an instance of, a frozen dataclass."""
     return bool(getattr(getattr(plugin, "__dataclass_params__", None), "frozen", False))

@@ -17,9 +17,9 @@ from sinklab.attention.host_arguments import cache_argument, returned_cache
 from sinklab.attention.intervention import HeadIntervention, Heads, HiddenIntervention, Intervention
 from sinklab.attention.probe import Watcher
 from sinklab.attention.session import attend
-from sinklab.errors import ConfigurationError, ContractError, SinklabError, UnsupportedModelError
+from sinklab.errors import ConfigurationError, ContractError, SinklabError, UnsupportedModelError, first_line
 from sinklab.registry import interventions
-from sinklab.testing._checks import Checks, first_line, tiny_sinklm
+from sinklab.testing._checks import Checks, tiny_sinklm
 from sinklab.testing.probes import padded, tiny_models
 
 _ROUNDING = 1e-9

@@ -12,9 +12,9 @@ from torch import Tensor
 from sinklab.attention.host_arguments import cache_argument, returned_cache
 from sinklab.attention.operation import HeadShape, Inputs, Operation, repeat_groups
 from sinklab.attention.paths.table import PATHS, compute, obstacle
-from sinklab.errors import ContractError, SinklabError
+from sinklab.errors import ContractError, SinklabError, first_line
 from sinklab.registry import operations
-from sinklab.testing._checks import Checks, first_line, is_frozen, tiny_sinklm
+from sinklab.testing._checks import Checks, is_frozen, tiny_sinklm
 
 _SHAPE = HeadShape(num_heads=4, num_kv_heads=2, head_dim=16, value_dim=16, hidden_size=24)
 _BATCH, _LENGTH, _SCALING = 2, 8, 0.25

@@ -12,14 +12,14 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from sinklab.attention.host_arguments import cache_argument
-from sinklab.errors import ContractError, SinklabError
+from sinklab.errors import ContractError, SinklabError, first_line
 from sinklab.policies.base import Policy, SlotPolicy
 from sinklab.policies.full import Full
 from sinklab.registry import policies
 from sinklab.streaming.base import Reader
 from sinklab.streaming.reader import open_reader
 from sinklab.streaming.traits import Rotation, read_rotations
-from sinklab.testing._checks import Checks, first_line, is_frozen
+from sinklab.testing._checks import Checks, is_frozen
 from sinklab.testing.probes import tiny_models
 
 _LONGEST = 16_384

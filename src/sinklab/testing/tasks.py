@@ -6,10 +6,10 @@ import dataclasses
 from typing import get_args
 
 from sinklab.corpora.base import Encoder, Identity
-from sinklab.errors import InputError, SinklabError
+from sinklab.errors import InputError, SinklabError, first_line
 from sinklab.registry import tasks
 from sinklab.tasks.base import Axis, Document, Score, Task
-from sinklab.testing._checks import Checks, first_line, is_frozen
+from sinklab.testing._checks import Checks, is_frozen
 
 
 def check_task(

@@ -128,15 +128,9 @@ class _Limit(seam.Observer):
         return id(module) in self._owned
 
     def on_attention(
-        self,
-        native: seam.Native,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: object = None,
+        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object = None,
         **kwargs: Unpack[host_arguments.Keywords],
-    ) -> seam.Attended:
+    ) -> seam.Attended:  # fmt: skip
         name = getattr(native, "__name__", type(native).__name__)
         if query.shape[2] != key.shape[2]:
             raise UnsupportedModelError(

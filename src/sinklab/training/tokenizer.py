@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from sinklab.errors import InputError
+from sinklab.errors import InputError, first_line
 from sinklab.results.file import flush
 from sinklab.results.folder import FolderLock
 from sinklab.training.checkpoints import writing
@@ -66,8 +66,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(path if path.is_dir() else name, trust_remote_code=False)
     except Exception as error:
         # tokenizers raises bare Exception for a damaged tokenizer.json.
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise InputError(f"data.tokenizer {name!r} cannot be loaded; it is a directory or a hub id: {reason}") from error
+        raise InputError(
+            f"data.tokenizer {name!r} cannot be loaded; it is a directory or a hub id: {first_line(error)}"
+        ) from error
 
 
 def beginning_as_rows(tokenizer: PreTrainedTokenizerBase, bos: bool) -> PreTrainedTokenizerBase:

@@ -17,11 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import Sampler, default_collate
-from transformers import (
-    Trainer,
-    get_constant_schedule_with_warmup,
-    get_cosine_with_min_lr_schedule_with_warmup,
-)
+from transformers import Trainer, get_constant_schedule_with_warmup, get_cosine_with_min_lr_schedule_with_warmup
 
 from sinklab.errors import ConfigurationError
 from sinklab.training import checkpoints

@@ -11,7 +11,7 @@ import pytest
 from tests.command_line import CliRunner
 
 from sinklab.cli.app import app
-from sinklab.errors import ConfigurationError, InputError, UnknownNameError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.registry import policies
 from sinklab.results.table import read_run
 from sinklab.studies.cache.found import Comparison, Difference, PolicyEntry, QuantizedEntry, Size
@@ -209,7 +209,7 @@ def test_what_integers_cost_is_said_where_the_policy_keeps_what_was_whole(num_si
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--to", "vllm"], "no engine is called 'vllm'. Known: kvpress, llama.cpp"),
+        (["--to", "vllm"], "--to 'vllm' is none of kvpress, llama.cpp"),
         (["--to", "kvpress", "--policy", "recompute"], "kvpress cannot do recompute 16: it has no such rule"),
         (["--to", "kvpress", "--policy", "sink_window"], "--policy 'sink_window' stands for 2 rows"),
         (["--to", "kvpress", "--policy", "blocks"], "--policy 'blocks' is no row of this comparison"),
@@ -228,5 +228,5 @@ def test_nothing_recommended_is_a_reason():
     found = dataclasses.replace(comparison(num_sinks=None), recommendation="No recommendation: the model has no window.")
     with pytest.raises(InputError, match="recommends no policy"):
         plan_of(found)
-    with pytest.raises(UnknownNameError):
+    with pytest.raises(ConfigurationError, match="is none of kvpress"):
         checked_engines([""])

@@ -15,7 +15,7 @@ from sinklab.cli.app import app
 from sinklab.corpora.samples import Samples
 from sinklab.models.attach import attach, head_shapes
 from sinklab.results.progress import silent
-from sinklab.sinks import find_sinks
+from sinklab.sinks import Sink, Sinks, find_sinks
 from sinklab.studies.fold.calibration import calibrate, check_fits
 from sinklab.studies.fold.measurement import fold, folded_copies, prefix_cache
 from sinklab.studies.measure.probing import sample_losses
@@ -168,6 +168,12 @@ def test_without_a_sink_there_is_nothing_to_fold(tmp_path):
     done = run("fold", tmp_path / "model", *SHORT, "--out", tmp_path / "out")
     assert "Nothing to fold: no sink was found." in done.stdout
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_sink_that_moves_with_the_text_is_left():
+    texts, moving = Samples({"input_ids": torch.randint(1, 300, (2, 40))}), Sinks(sinks=(Sink(kind="token", token=7),))
+    _, found, _ = fold(planted(), texts, texts, moving, margin=0.01, neurons=[], progress=silent)
+    assert (found.text, found.notes[0][:9]) == ("Nothing to fold: no sink at a fixed position.", "The first")
 
 
 def test_what_cannot_be_folded_is_one_line(done, tmp_path):

@@ -73,18 +73,6 @@ def test_the_change_of_the_output_is_an_identity(head):
     assert bool((output_change_bound(weight, error, content, values[0], constant) >= change.norm(dim=-1)).all())
 
 
-def test_an_affine_score_and_one_value_are_exact_and_nothing_else_is(head):
-    queries, keys, values, out, weight, content = head
-    folded, _ = attended(queries, keys[1:], values[1:], (queries @ keys[0], values[0]))
-    torch.testing.assert_close(folded, out, atol=1e-12, rtol=0)
-    none = torch.zeros(50)
-    # A wrong score is wrong for one of any two contents, a wrong value for all.
-    changes = [output_change(weight, none + 0.1, said, values[0], drawn(6)) for said in (content, content + 1)]
-    assert bool(((changes[0] - changes[1]).norm(dim=-1) > 1e-3 * weight).all())
-    silent_value = output_change(weight, none, content, values[0], torch.zeros(6))
-    torch.testing.assert_close(silent_value, -weight[:, None] * values[0], atol=1e-12, rtol=0)
-
-
 @pytest.mark.parametrize("error", [-5.0, -0.3, 1e-3, 0.7, 4.0, 40.0])
 def test_the_bounds_are_attained_and_never_passed(error):
     given = torch.tensor(error, dtype=torch.float64)

@@ -480,7 +480,7 @@
         for (const [host, count, side, labels] of [[ticksX, columns, "left", texts[0]], [ticksY, rows, "top", texts[1]]]) {
           const places = written ? labels.slice(0, count).map((_, i) => i) : ticks;
           host.replaceChildren(...places.map((t) => {
-            const span = el("span", { text: written ? visible(labels[t]) : String(t) });
+            const span = el("span", { text: written ? visible(labels[t]).replace(/^(corner )?patch /, "") : String(t) });
             span.style[side] = `${(100 * (t / tile + 0.5 / tile * (tile > 1 ? 0 : 1))) / count}%`;
             return span;
           }));

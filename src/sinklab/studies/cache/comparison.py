@@ -212,13 +212,9 @@ def _require_positions(loaded: LoadedModel, length: int) -> None:
 
 
 def _losses(
-    model: PreTrainedModel,
-    rows: Tensor,
-    policy: Policy,
-    wanted: Sequence[range],
-    dense: Tensor | None,
+    model: PreTrainedModel, rows: Tensor, policy: Policy, wanted: Sequence[range], dense: Tensor | None,
     report: Callable[[int, int], None],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Losses under a policy; those of tokens that see all before them are taken over from ``dense`` where it is there."""
     if isinstance(policy, Recompute):
         return _recomputed(model, rows, policy, wanted, report)

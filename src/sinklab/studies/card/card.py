@@ -40,7 +40,7 @@ def card(run: Path) -> Listing:
     """
     from rich.text import Text
 
-    return Listing(card_of(run), lambda record: [Text(record["text"].rstrip("\n"))])
+    return Listing(card_of(run), lambda record: [Text(record["text"].rstrip("\n"), no_wrap=True)])
 
 
 def card_of(folder: Path) -> dict[str, str]:

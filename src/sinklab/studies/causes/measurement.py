@@ -38,15 +38,7 @@ from sinklab.studies.causes.domains import Texts, default_texts
 from sinklab.studies.causes.effects import Edited, Effects, HeadEdit, HeadGroup, make_variants
 from sinklab.studies.causes.engine import Engine, multiplies_coarsely
 from sinklab.studies.causes.found import LABELS, Causes, MinimalEffect
-from sinklab.studies.causes.labels import (
-    MANY,
-    SHARE,
-    SILENCED,
-    asked_for,
-    label_heads,
-    minimal_effect_of,
-    require_texts,
-)
+from sinklab.studies.causes.labels import MANY, SHARE, SILENCED, asked_for, label_heads, minimal_effect_of, require_texts
 from sinklab.studies.causes.readout import READOUTS
 from sinklab.studies.causes.request import Request
 from sinklab.studies.causes.samples import Samples

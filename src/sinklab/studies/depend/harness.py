@@ -252,14 +252,9 @@ class Scored:
 
 
 def run_task(
-    loaded: LoadedModel,
-    prepared: Prepared,
-    contenders: Contenders,
-    bos: int,
-    store: Store,
-    identity: Mapping[str, object],
+    loaded: LoadedModel, prepared: Prepared, contenders: Contenders, bos: int, store: Store, identity: Mapping[str, object],
     progress: Callable[[float], None],
-) -> Scored:
+) -> Scored:  # fmt: skip
     """Score the documents under every policy; one that the model refuses is noted, unless the verdict needs it."""
     scored, beginnings = Scored(), Beginnings(contenders.budget)
     needed = (contenders.with_sinks, contenders.without, contenders.floor)
@@ -294,13 +289,9 @@ def _partly(progress: Callable[[float], None], number: int, done: int, total: in
 
 
 def _evaluate(
-    loaded: LoadedModel,
-    prepared: Prepared,
-    policy: Policy,
-    bos: int,
-    beginnings: Beginnings | None = None,
+    loaded: LoadedModel, prepared: Prepared, policy: Policy, bos: int, beginnings: Beginnings | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The scores of all documents under one policy, the names of metric and filter, and what stood in front."""
     front = bos if loaded.encoder.bos_token_id is not None else None
     lm = PolicyLM(loaded, policy, bos=front, progress=progress, beginnings=beginnings)

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from sinklab.errors import ConfigurationError, InputError, UnknownNameError
+from sinklab.errors import ConfigurationError, InputError
 from sinklab.policies.base import Policy
 from sinklab.registry import policies
 from sinklab.results.blocks import Block, Facts, Heading, counted, interval
 from sinklab.results.sections import from_json
 from sinklab.results.table import read_run
 from sinklab.streaming.limits import require_integers
+from sinklab.studies.arguments import ENGINES
 from sinklab.studies.cache.found import Comparison, PolicyEntry, recommended
 
 if TYPE_CHECKING:
@@ -272,8 +273,6 @@ def _integers(found: Comparison, policy: Policy, kind: str) -> str:
 
 def checked_engines(names: Sequence[str]) -> list[Engine]:
     """Engines by their names, each once, in the order in which they were named."""
-    known = engines()
     for name in names:
-        if name not in known:
-            raise UnknownNameError(f"no engine is called {name!r}. Known: {', '.join(known)}")
-    return [known[name] for name in dict.fromkeys(names)]
+        ENGINES.require("to", name)
+    return [engines()[name] for name in dict.fromkeys(names)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from sinklab.results.run import Listing
-from sinklab.studies.arguments import Known, command
+from sinklab.studies.arguments import ENGINES, command
 
 Integers = Literal["int8", "int4"]
 
@@ -17,7 +17,7 @@ Integers = Literal["int8", "int4"]
 def export(
     run: Path,
     *,
-    to: Annotated[Sequence[str], Known(others=r"kvpress|llama\.cpp", words="kvpress, llama.cpp")],
+    to: Annotated[Sequence[str], ENGINES],
     policy: str | None = None,
     quantized: Integers | None = None,
     out: Path | None = None,

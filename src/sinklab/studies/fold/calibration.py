@@ -87,15 +87,9 @@ class _Scores(seam.Observer):
         self.unrotated[name] = source.read(output, shape.num_heads, shape.head_dim)
 
     def on_attention(
-        self,
-        native: seam.Native,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
+        self, native: seam.Native, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
         **kwargs: Unpack[host_arguments.Keywords],
-    ) -> seam.Attended:
+    ) -> seam.Attended:  # fmt: skip
         name = self.names[id(module)]
         length, device = query.shape[2], query.device
         implementation = getattr(native, "__name__", "")

@@ -74,6 +74,10 @@ def fold_sinks(
         sinklab fold ORG/MODEL --corpus notes.txt --held-out letters.txt --silence --out build/folded
         sinklab fold ./my-checkpoint --seq-len 512 --samples 32 --json
     """
+    if samples < 2:
+        raise ConfigurationError(f"`samples` {samples}: an interval over texts needs two or more")
+    if not margin > 0:
+        raise ConfigurationError(f"`margin` {margin} must be above 0 nats")
     from safetensors.torch import save_file
 
     from sinklab.attention.maps import token_text
@@ -95,10 +99,6 @@ def fold_sinks(
         "held_out": None if held_out == AUTO else str(held_out), "seq_len": seq_len, "samples": samples, "margin": margin,
         "silence": silence, "threshold": threshold, "seed": seed, "bos": bos,
     }  # fmt: skip
-    if samples < 2:
-        raise ConfigurationError(f"`samples` {samples}: an interval over texts needs two or more")
-    if not margin > 0:
-        raise ConfigurationError(f"`margin` {margin} must be above 0 nats")
     with Run("fold", **vars(output), settings=settings) as run:
         named = {
             name: None if given == AUTO else resolve_corpus(given) for name, given in (("own", corpus), ("other", held_out))

@@ -21,6 +21,7 @@ from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.float_grids import FORMATS, FloatInputs, FloatWeights
 from sinklab.models.integer_linear import Grid, LinearSetting, QuantizedLinear, WeightCodes, affine_grid, weight_codes
 from sinklab.models.losses import FewWords, LogitMap, without_logits
+from sinklab.studies.arguments import SCHEMES
 from sinklab.studies.measure.probing import (
     TOKENS_PER_BATCH,
     UNKNOWN_POSITIONS,
@@ -32,8 +33,6 @@ from sinklab.studies.measure.probing import (
 
 WHOLE_BITS = 16
 """In a scheme: left as floating-point numbers, which deployed models hold in 16 bits."""
-
-BITS = (*range(2, 9), WHOLE_BITS)
 
 LOGITS = 2**26
 """Numbers that the logits of a batch have at most, 256 MiB."""
@@ -75,14 +74,11 @@ def parse_schemes(names: Sequence[str]) -> list[Scheme]:
     """The schemes, each once, in their order."""
     schemes: dict[str, Scheme] = {}
     for name in names:
+        SCHEMES.require("schemes", name)
         text = name.strip().lower()
         match = re.fullmatch(r"w(\w+?)a(\w+)", f"w{text}a{text}" if text in FORMATS else text)
-        scheme = _scheme(match[1], match[2]) if match else Scheme(0, 0)
-        if not {scheme.weights, scheme.activations} <= set(BITS):
-            raise ConfigurationError(
-                f"`schemes` {name!r}: there is no such scheme; expected w and a with 2 to 8 bits each, or 16 for numbers that "
-                f"stay as they are, such as w8a8, w8a16 or w4a16, or one of {', '.join(FORMATS)}, for both or in place of bits"
-            )
+        assert match is not None
+        scheme = _scheme(match[1], match[2])
         if scheme.weights == scheme.activations == WHOLE_BITS:
             raise ConfigurationError(f"`schemes` {name!r} quantises nothing; give weights or activations fewer bits")
         schemes[scheme.name] = scheme

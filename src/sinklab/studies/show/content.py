@@ -12,7 +12,7 @@ import torch
 from sinklab.attention.maps import picture_names, shared_names
 from sinklab.corpora import PICTURES
 from sinklab.corpora._media import open_picture, rgb
-from sinklab.corpora.base import Corpus, Encoder, Identity, Picture
+from sinklab.corpora.base import Identity, MediaCorpus, Picture
 from sinklab.corpora.samples import Kind, Samples
 from sinklab.errors import ConfigurationError, InputError
 from sinklab.models.drawing import shifted
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Content: TypeAlias = "str | Path | Image | Mapping[str, torch.Tensor]"
 
 
-class OnePicture(Corpus):
+class OnePicture(MediaCorpus):
     """A corpus of the picture that was given."""
 
     name: ClassVar[str] = "one_picture"
@@ -40,9 +40,6 @@ class OnePicture(Corpus):
     @property
     def identity(self) -> Identity:
         return Identity(source=self.picture.source, revision="given", licence="the user's own")
-
-    def rows(self, encoder: Encoder, length: int, seed: int) -> Iterator[list[int]]:
-        raise ConfigurationError("a picture has no tokens")
 
     def pictures(self, seed: int, size: int) -> Iterator[Picture]:
         yield self.picture
