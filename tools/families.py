@@ -89,6 +89,7 @@ OWN: dict[str, dict[str, Any]] = {
         **{"num_key_value_heads": 4, "head_dim": 12, "shared_experts_intermediate_size": 16},
         **{"swa_q_lora_rank": 16, "swa_kv_lora_rank": 16, "swa_head_dim": 12, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8},
     },
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
     "fuyu": {"text_config": {"model_type": "persimmon"}},
     "moshi": {"audio_vocab_size": decoders.VOCAB},
@@ -159,6 +160,8 @@ def build(kind: str, name: str) -> Any:
         for field, parameter in model.named_parameters():
             if parameter.ndim > 1 and "A_log" not in field and "conv1d" not in field:
                 parameter.copy_(torch.randn(parameter.shape, generator=random) * 0.2)
+            elif field.endswith(".temp"):  # a scale of keys (Zaya), 0 at first
+                parameter.fill_(1.0)
     return model
 
 

@@ -182,7 +182,8 @@ def slow_logits(model: PreTrainedModel, tokens: Tensor, num_sinks: int, window: 
     found = []
     for piece in torch.arange(tokens.shape[1]).split(1):
         positions = piece.clamp(max=num_sinks + window).expand(len(tokens), -1)
-        found.append(model(input_ids=tokens[:, piece], position_ids=positions, past_key_values=cache, use_cache=True).logits)
+        given = {**cache_argument(model, cache), "use_cache": True}
+        found.append(model(input_ids=tokens[:, piece], position_ids=positions, **given).logits)
     return torch.cat(found, dim=1)
 
 

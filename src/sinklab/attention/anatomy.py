@@ -196,7 +196,7 @@ def without_towers(model: nn.Module) -> dict[str, nn.Module]:
     attention, whole = on_seam_modules(model), unwrapped(model)
     if not isinstance(whole, PreTrainedModel) or not whole.can_generate() or whole.config.is_encoder_decoder:
         return attention
-    towers = [whole.get_encoder(modality=modality) for modality in ("image", "audio")]
+    towers = [PreTrainedModel.get_encoder(whole, modality=modality) for modality in ("image", "audio")]
     inside = {id(module) for tower in towers if tower is not whole for module in tower.modules()}
     return {name: module for name, module in attention.items() if id(module) not in inside} or attention
 

@@ -21,7 +21,6 @@ from sinklab.models.loading import LoadedModel
 from sinklab.models.losses import class_targets
 from sinklab.models.positions import positions_of
 from sinklab.models.tokenizer import PROCESSOR_FILES, Processor, kind_of, load_processor
-from sinklab.results.blocks import counted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -118,7 +117,7 @@ def draw_described(loaded: LoadedModel, corpus: Corpus, *, samples: int, seed: i
         grid=None if names is None else grids_of(loaded.model.config, arguments)[0],
         pictures=looked_at,
         sources=tuple(source for source, _ in drawn),
-        definition=f"A sample is a picture in front of “{PROMPT}”; {counted(resized, 'picture')} resized like the first.",
+        definition=f"A sample is a picture in front of “{PROMPT}”{f', {resized} resized like the first' if resized else ''}.",
     )
 
 

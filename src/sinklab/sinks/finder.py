@@ -373,13 +373,14 @@ class SinkFinder(Watcher):
         weight, seen = (np.concatenate([column[which] for column in columns]) for which in (0, 1))
         ids, index = np.unique(hits.token[chosen], return_inverse=True)
         share = np.bincount(index, hits.count[chosen]) / max(hits.count[chosen].sum(), 1)
-        common = int(ids[share.argmax()])
+        called = self._called(number)
+        common = -1 if called else int(ids[share.argmax()])  # the mark of a picture says nothing beside the name of the patch
         sink = Sink(
             kind="position", position=number, token=common if common >= 0 else None,
             text=decode(common) if decode is not None and common >= 0 else None,
             token_share=float(share.max()) if common >= 0 else None,
             mass=float(weight.sum() / seen.sum()), **_by_head(by_head, cases, heads),
-            value_ratio=ratio, called=self._called(number),
+            value_ratio=ratio, called=called,
         )  # fmt: skip
         return sink, _is_loud(sink, by_weight, cases)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import pandas as pd
 import torch
@@ -566,8 +566,8 @@ class ExportableStep(nn.Module):
             )
         table.pinned = table.pinned.to(table.device)
         self._layers = [layer for layer in self.cache.layers if isinstance(layer, SlotLayer)]
-        self._held = [(one, name, f"{name}_{at}") for at, one in enumerate(self._layers) for name in one.buffers]
-        self._held += [(table, name, name) for name in ("base", "index", "anchors")]
+        self._held: list[tuple[object, str, str]] = [(table, name, name) for name in ("base", "index", "anchors")]
+        self._held += [(one, name, f"{name}_{at}") for at, one in enumerate(self._layers) for name in one.buffers]
         for owner, name, own in self._held:
             self.register_buffer(own, getattr(owner, name).to(table.device), persistent=False)
 
@@ -579,7 +579,7 @@ class ExportableStep(nn.Module):
             setattr(owner, name, getattr(self, own))
         table.seen, going_on = cache_position, cache_position > 0
         table.base, table.index = table.base.where(going_on, 0), table.index.where(going_on, -1)
-        due = cache_position + 1 - table.base > self.cache.rebase_at
+        due = cache_position + 1 - table.base > (self.cache.rebase_at or 0)
         steps = torch.where(due, table.oldest() - table.base, 0)
         table.base = table.base + steps
         rotations = [layer.rotation for layer in layers]
@@ -605,6 +605,4 @@ class ExportableStep(nn.Module):
         rows, visible = len(input_ids), table.present(tokens)[:, None, None]
         mask, positions = self.cache._mask(self.model.base_model, visible, rows), (tokens - table.base).expand(rows, 1)
         plain: dict[str, Any] = {CACHE: Cache(layers=self.cache.layers), "use_cache": True}  # which plans nothing
-        logits: Tensor = self.model(input_ids, attention_mask=mask, position_ids=positions, **plain).logits
-        table.finish()
-        return logits
+        return cast(Tensor, self.model(input_ids, attention_mask=mask, position_ids=positions, **plain).logits)

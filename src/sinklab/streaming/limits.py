@@ -38,6 +38,8 @@ _REBASE, _REBASE_HALF = 2_048, 32_768
 2,048 that moves the logits of the small models of the tests by 1e-4 at most, and by 3e-2 at a million. Keys of 16 bits
 and integers are rounded by more than the angles are up to 32,768, and once more whenever they are moved."""
 
+_changed: Any = dataclasses.replace  # of policies that have a window, which not all do
+
 _TRAINED = "and the model was trained on"
 
 
@@ -263,11 +265,6 @@ def hosted(policy: SlotPolicy, *, front: int = 0, rollback: int = 0) -> SlotPoli
             )
         room = _changed(policy, window=policy.window + rollback)
     return HostedPolicy(rule=policy, room=room, front=front, rollback=rollback, positions=policy.positions)
-
-
-def _changed(policy: Any, **changes: Any) -> Any:
-    """The policy with other settings."""
-    return dataclasses.replace(policy, **changes)
 
 
 def fitting_policy(model: PreTrainedModel, policy: PolicySpec | None = None, *, pinned: int = 0) -> Policy:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sinklab.errors import ConfigurationError
+from sinklab.errors import ConfigurationError, UnsupportedModelError
 from sinklab.models.float_grids import FORMATS, FloatFormat
 from sinklab.models.integer_linear import affine_grid
 from sinklab.results.environment import require_memory
@@ -317,10 +317,14 @@ def make_layers(
         index: RecurrentLayer(states) for index, states in keyless_layers(model).items()
     }
     hybrid, workspace = hybrid_layers(model), Workspace()
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     for index, rotation in rotations.layers.items():
         table = slots
-        if isinstance(slots, WindowedTable) and model.config.get_text_config().layer_types[index] == "sliding_attention":
-            table = slots.narrow
+        if isinstance(slots, WindowedTable):
+            if index >= len(kinds):  # Dory
+                name = type(model).__name__
+                raise UnsupportedModelError(f"{name} has windows in layers that its config does not name; hold as few tokens")
+            table = slots.narrow if kinds[index] == "sliding_attention" else slots
         settings: tuple[Any, ...] = (table, rotation)
         classes: tuple[Any, ...] = (SlotLayer, LatentLayer, HybridLayer)
         if kind is not None:

@@ -295,9 +295,9 @@ def _read(model: PreTrainedModel) -> KeyRotations:
                     "itself a weight that depends on its position, so scores are those of positions and not of their "
                     f"differences, and keys cannot keep their places{ANEW}"
                     if layers
-                    else f"{name} adds positions to its hidden states (learned or sinusoidal embeddings): what is cached "
-                    "cannot be moved to another position, and with its original positions a stream soon has more than the "
-                    f"model was made for{ANEW}"
+                    else f"{name} adds positions to its hidden states (learned or sinusoidal embeddings, a state that begins "
+                    "at position 0): what is cached cannot be moved to another position, and with its original positions a "
+                    f"stream soon has more than the model was made for{ANEW}"
                 )
             latent.add(index)
             keys, values = values, keys

@@ -395,6 +395,8 @@ def _place(place: Place, view: SinksFound) -> str:
 def _loss(found: AuditFound) -> str:
     """The loss in its unit; what it is taken of, or why there is none."""
     if found.loss is None:
+        if (found.kind, found.loss_kind) == ("image", "next token"):
+            return "none: the text is a prompt"
         return "none: no sample has a class" if found.loss_kind == "class" else "not defined for this model"
     if found.bits_per_byte is not None:
         return f"{found.loss:.3f} {loss_unit(found)}, {found.bits_per_byte:.3f} bits per byte"

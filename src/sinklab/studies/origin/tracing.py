@@ -331,7 +331,7 @@ def _rises(levels: Sequence[float]) -> list[tuple[int, int]]:
     return rises
 
 
-def spike_places(growth: Growth, known: Sequence[Sink], names: Sequence[str] | None = None) -> list[Sink]:
+def spike_places(growth: Growth, known: Sequence[Sink], names: Sequence[str | None] | None = None) -> list[Sink]:
     """Positions whose norm is :data:`SPIKE_TIMES` that of other tokens at some stage in half of the samples, none of the
     known: the median of the sample, since the spikes themselves would raise the mean. ``names`` says what positions are that
     are no tokens of a text."""

@@ -399,8 +399,9 @@ class _Examination:
 
     def _position(self, position: int) -> str:
         """A position in words, with its token where all texts have the same there."""
-        if self.calibration.names is not None and position < len(self.calibration.names):
-            return self.calibration.names[position]
+        names = self.calibration.names or ()
+        if position < len(names) and (name := names[position]):
+            return name
         tokens = self.calibration.tokens
         if tokens is None or position >= tokens.shape[1]:
             return f"position {position}"
