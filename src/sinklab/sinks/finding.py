@@ -172,8 +172,7 @@ def find_sinks(
         whole.merge(finder)
     sinks = dataclasses.replace(whole.sinks(decode=decode, corpus=corpus, bos=bos), tried=_tried(finders))
     if _hears_padding(model, inputs):
-        name = type(model).__name__  # which counts columns, or takes padding into a state or a block
-        warn(f"find_sinks: {name} gives a row padded in front other logits than the row alone; give it rows without that")
+        warn(f"find_sinks: {type(model).__name__} gives a row padded in front other logits than the row alone; pad behind it")
     if place != "find":
         sinks = _placed(sinks, place, whole, inputs)
     elif short := short_rows_warning(sinks.length, threshold):
@@ -225,7 +224,7 @@ def _run(model: nn.Module, inputs: Mapping[str, Tensor], rows: Tensor, batch_siz
 
 
 def _hears_padding(model: nn.Module, inputs: Mapping[str, Tensor]) -> bool:
-    """Whether padding in front of a text, if any is, moves the logits behind its last token by more than rounding."""
+    """Whether padding in front of a text moves its last logits: as columns that are counted, or in a state or a block."""
     mask = inputs.get("attention_mask")
     if mask is None or inputs.keys() != {"input_ids", "attention_mask"} or not bool((mask[:, 0] < mask[:, -1]).any()):
         return False

@@ -113,10 +113,10 @@ def read_state(path: str | Path, model: PreTrainedModel) -> tuple[CacheReader, J
         )
     if digest != _digest(json.dumps(record), tensors):
         raise InputError(f"{path} is damaged: its SHA-256 is not that of what was written; read the text again")
-    saved = record["model"]
     mine = {"class": type(model).__name__, "dtype": str(model.dtype), "fingerprint": fingerprint(model)}
-    if saved != mine:
-        was, now = (f"a {one['class']} in {one['dtype']} with weights and config {one['fingerprint']}" for one in (saved, mine))
+    if record["model"] != mine:
+        both = record["model"], mine
+        was, now = (f"a {one['class']} in {one['dtype']} with weights and config {one['fingerprint']}" for one in both)
         raise InputError(f"{path} was written with {was}, and this is {now}; load the model that it was written with")
     names = ("chunk", "rebase_at", "quantized", "rollback")
     settings = {name: record[name] for name in names if record.get(name) is not None}
