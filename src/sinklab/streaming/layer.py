@@ -185,18 +185,11 @@ class SlotLayer(CacheLayerMixin):
     def _rotated(self, step: Step, masters: Tensor) -> Tensor:
         """Copies of the pinned keys as this step's queries see them, ``(batch, num_kv_heads, copies, pinned, head_dim)``."""
         assert self.rotation is not None
-        matrices = step.rotation_matrices(self.rotation, masters.dtype)[:, None]  # (rows, 1, copies, 1 or pinned, size, size)
-        if matrices.shape[:4].numel() == 1:  # one product instead of one for every head
-            return (masters @ matrices[0, 0, 0, 0])[:, :, None]
-        # Heads, and rows of the batch that move alike, are rows of one product: broadcast, each would copy the matrices.
-        batch, heads, pinned, size = masters.shape
-        rows = matrices.shape[0]
-        alike = masters.reshape(rows, batch // rows, heads, pinned, size)
-        if matrices.shape[3] == 1:
-            moved = alike.flatten(1, 3)[:, None] @ matrices[:, 0, :, 0]  # (rows, copies, alike · heads · pinned, size)
-            return moved.unflatten(2, (-1, heads, pinned)).movedim(1, 3).flatten(0, 1)
-        moved = alike.flatten(1, 2).transpose(1, 2)[:, None] @ matrices[:, 0]  # (rows, copies, pinned, alike · heads, size)
-        return moved.unflatten(3, (-1, heads)).permute(0, 3, 4, 1, 2, 5).flatten(0, 1)
+        assert step.shifts is not None
+        if step.shifts.shape[1:].numel() == 1 and (step.at is not None or len(step.shifts) == 1):
+            return (masters @ step.rotation_matrices(self.rotation, masters.dtype)[0, 0, 0])[:, :, None]
+        # A matrix for each copy would be more to read than what it moves.
+        return self.rotation.turned(masters[:, :, None], *step.waves(self.rotation, masters.dtype))
 
     def _chunk(self, step: Step, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         keys, values, masters = self.keys, self.values, self.masters

@@ -32,6 +32,7 @@ class Step:
     which: Tensor | None = None  # of a chunk whose sinks are attended to apart: the copy that each query sees, int64 (length,)
     received: Tensor | None = None  # of a chunk in which all rows agree: the slots that receive a token
     bias: Tensor | None = None  # the visible keys as scores, once they have been asked for
+    turns: dict[tuple[Rotation, torch.dtype], tuple[Tensor, Tensor]] = dataclasses.field(default_factory=dict)
 
     def rotation_matrices(self, rotation: Rotation, dtype: torch.dtype) -> Tensor:
         """Matrices ``(rows, copies, 1 or pinned, head_dim, head_dim)`` for layers that rotate like ``rotation``; made once."""
@@ -45,6 +46,14 @@ class Step:
             matrices = self.matrices[key] = rotation.matrices(self.shifts, dtype)
         return matrices if self.at is None else matrices[self.at : self.at + 1]
 
+    def waves(self, rotation: Rotation, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The same for copies that are moved coordinate by coordinate, ``(rows, 1, copies, 1 or pinned, head_dim)`` each."""
+        if (rotation, dtype) not in self.turns:
+            assert self.shifts is not None
+            shifts = self.shifts if self.at is None else self.shifts[self.at : self.at + 1]
+            self.turns[rotation, dtype] = rotation.waves(shifts[:, None], dtype)
+        return self.turns[rotation, dtype]
+
     def on(self, device: torch.device) -> Step:
         """The same step for layers on another device, those of a model that is spread."""
         names = ("slot", "shifts", "visible", "source", "received", "position_ids")
@@ -52,7 +61,9 @@ class Step:
         for name in names:
             value = getattr(self, name)
             setattr(moved, name, value.to(device) if isinstance(value, Tensor) else value)
-        moved.matrices, moved.at, moved.origin = {}, None, self
+        if self.at is not None and moved.shifts is not None:
+            moved.shifts = moved.shifts[self.at : self.at + 1]
+        moved.matrices, moved.turns, moved.at, moved.origin = {}, {}, None, self
         return moved
 
 

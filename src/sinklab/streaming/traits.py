@@ -194,12 +194,21 @@ class Rotation:
     def rotated(self, keys: Tensor, steps: Tensor) -> Tensor:
         """Keys ``(…, head_dim)``, each moved by its own number of positions, ``(…)``."""
         wide = keys.to(torch.promote_types(keys.dtype, torch.float32))
-        cosines, sines = self.cosines_and_sines(steps, wide.dtype)
-        first, second = wide[..., self.first], wide[..., self.second]
-        result = wide.clone()
-        result[..., self.first] = first * cosines - second * sines
-        result[..., self.second] = first * sines + second * cosines
-        return result.to(keys.dtype)
+        return self.turned(wide, *self.waves(steps, wide.dtype)).to(keys.dtype)
+
+    def turned(self, keys: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        """Keys, moved by what :meth:`waves` gives; both broadcast."""
+        other = torch.arange(self.head_dim, device=keys.device)
+        other[self.first], other[self.second] = self.second.to(keys.device), self.first.to(keys.device)
+        return keys * cosines + keys[..., other] * sines
+
+    def waves(self, steps: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What a coordinate and the other one of its pair are multiplied by, ``(*steps.shape, head_dim)`` each."""
+        cosines = torch.ones(*steps.shape, self.head_dim, dtype=dtype, device=steps.device)
+        sines = torch.zeros_like(cosines)
+        cosines[..., self.first], sines[..., self.second] = self.cosines_and_sines(steps, dtype)
+        cosines[..., self.second], sines[..., self.first] = cosines[..., self.first], -sines[..., self.second]
+        return cosines, sines
 
     def cosines_and_sines(self, steps: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Of the angles of these steps, ``(*steps.shape, pairs)`` each."""

@@ -116,15 +116,9 @@ class Effects(Generic[Edited]):
 
 @torch.no_grad()
 def one_by_one(
-    model: nn.Module,
-    samples: Samples,
-    readout: Readout,
-    variants: Sequence[HeadEdit],
-    heads: Sequence[Edited],
-    *,
-    batch_size: int = 16,
-    progress: Progress = silent,
-) -> Effects[Edited]:
+    model: nn.Module, samples: Samples, readout: Readout, variants: Sequence[HeadEdit], heads: Sequence[Edited], *,
+    batch_size: int = 16, progress: Progress = silent,
+) -> Effects[Edited]:  # fmt: skip
     """Run the whole model once for every variant, head or group, and batch; the definition that everything faster is tested
     against.
 

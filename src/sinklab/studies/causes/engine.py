@@ -55,15 +55,9 @@ digits."""
 
 
 def measure_effects(
-    model: nn.Module,
-    samples: Samples,
-    readout: Readout,
-    variants: Sequence[HeadEdit],
-    heads: Sequence[Edited],
-    *,
-    batch_size: int = 16,
-    progress: Progress = silent,
-) -> Effects[Edited]:
+    model: nn.Module, samples: Samples, readout: Readout, variants: Sequence[HeadEdit], heads: Sequence[Edited], *,
+    batch_size: int = 16, progress: Progress = silent,
+) -> Effects[Edited]:  # fmt: skip
     """The same as :func:`~sinklab.studies.causes.effects.one_by_one`, up to rounding; see :class:`Engine`."""
     return Engine(model, samples, readout, variants, batch_size=batch_size).measure(heads, progress=progress)
 

@@ -55,15 +55,9 @@ class Screened:
 
 @torch.no_grad()
 def screen(
-    model: nn.Module,
-    samples: Samples,
-    readout: Readout,
-    variants: Sequence[HeadEdit],
-    heads: Sequence[Head],
-    *,
-    batch_size: int = 16,
-    progress: Progress = silent,
-) -> Screened:
+    model: nn.Module, samples: Samples, readout: Readout, variants: Sequence[HeadEdit], heads: Sequence[Head], *,
+    batch_size: int = 16, progress: Progress = silent,
+) -> Screened:  # fmt: skip
     """Estimate the effect of every variant on every head, from the change of its output and gradients with respect to it.
 
     The first order is attribution patching (Nanda 2023; Syed et al. 2023, arXiv 2310.10348); in a trained model it is near 0

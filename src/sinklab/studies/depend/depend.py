@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Annotated
 
 from sinklab.errors import ConfigurationError
@@ -108,7 +109,9 @@ def depend(
             for label, task in by_label.items()
         ]
         warnings = [window_warning(loaded, largest)]  # each a sentence, or empty
-        identity = _identity(loaded, stored=run.out is not None)
+        # The files of a model that is named are hashed already.
+        named = isinstance(model, (str, PathLike))
+        identity = _identity(loaded, stored=run.out is not None, weights=loaded.revision if named else None)
         outcomes, records, frames = [], [], []
         of_task = len(contenders.policies)
         for number, task in enumerate(prepared):
@@ -150,15 +153,15 @@ def depend(
         )
 
 
-def _identity(loaded: LoadedModel, *, stored: bool) -> dict[str, object]:
-    """What stored scores of a model are found by; its weights are hashed only if scores are ``stored``."""
+def _identity(loaded: LoadedModel, *, stored: bool, weights: str | None) -> dict[str, object]:
+    """What stored scores of a model are found by; its weights are hashed only if scores are ``stored`` and no hash is known."""
     identity: dict[str, object] = {"model": loaded.name, "revision": loaded.revision, "dtype": str(loaded.model.dtype)}
     if not stored:
         return identity
     from sinklab.models.loading import hash_weights
     from sinklab.streaming.traits import fingerprint
 
-    identity["weights"] = hash_weights(loaded.model)
+    identity["weights"] = weights or hash_weights(loaded.model)
     # Of its configuration, which is in no weight: scaled positions, a window.
     identity["fingerprint"] = fingerprint(loaded.model)
     identity["operation"] = loaded.operation

@@ -116,7 +116,7 @@ class PolicyLM(TemplateLM):
         bos: int | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         batch_size: int = 8,
-        chunk: int = 128,
+        chunk: int = 256,
         progress: Callable[[int, int], None] = lambda done, total: None,
         beginnings: Beginnings | None = None,
     ) -> None:
