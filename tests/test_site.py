@@ -16,6 +16,7 @@ from tests.command_line import CliRunner
 from tests.conftest import make_sinklm
 
 from sinklab.cli.app import app, make_app
+from sinklab.registry import KINDS
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -159,6 +160,8 @@ def test_the_blocks_of_a_page_run(page, stage, checkpoint, tmp_path, monkeypatch
             for said, used in stand_ins.items():
                 source = source.replace(said, used)
             exec(compile(source, f"{page}, block {block.number + 1}", "exec"), names)
+    for registry in KINDS.values():  # what a page registers leaves with it
+        registry._objects = {name: entry for name, entry in registry._objects.items() if entry.__module__ != "__main__"}
 
 
 def test_every_command_line_is_known_and_parses():
