@@ -11,8 +11,8 @@ from tests.conftest import make_sinklm
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab import SinkCache, attend, load_model, save_model
-from sinklab.attention.folding import Source, find_source
-from sinklab.attention.operation import ATTRIBUTE
+from sinklab.attention.folding import find_source
+from sinklab.attention.operation import ATTRIBUTE, Source
 from sinklab.attention.paths.table import set_attention_path
 from sinklab.errors import UnsupportedModelError
 from sinklab.models.attach import attach, attach_folded, head_shapes
@@ -67,8 +67,10 @@ def tokens():
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])
+@torch.no_grad()
 def test_equals_an_oracle_that_replaces_the_column(tokens, whole):
     model, plain, shapes, parameters = folded("llama", whole=whole)
+    unfolded = plain(tokens).logits
     names = {id(module): name for name, module in plain.named_modules()}
     before = {}
     for name in shapes:
@@ -91,8 +93,10 @@ def test_equals_an_oracle_that_replaces_the_column(tokens, whole):
 
     ALL_ATTENTION_FUNCTIONS.register("oracle_of_folding", oracle)
     plain.set_attn_implementation("oracle_of_folding")
-    with torch.no_grad():
-        torch.testing.assert_close(model(tokens).logits, plain(tokens).logits, atol=2e-6, rtol=1e-5)
+    found = model(tokens).logits
+    torch.testing.assert_close(found, plain(tokens).logits, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(found[:, 0], unfolded[:, 0])  # the hidden state of the sink stays what it was
+    assert not torch.allclose(found[:, 1:], unfolded[:, 1:], atol=1e-3)
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])
@@ -141,11 +145,18 @@ def test_gradients_are_those_of_the_plain_path(tokens):
         torch.testing.assert_close(gradient, gradients[1][name], atol=2e-6, rtol=1e-4, msg=name)
 
 
-def test_the_hidden_state_of_the_sink_stays_what_it_was(tokens):
-    model, plain, *_ = folded("llama")
-    with torch.no_grad():
-        assert torch.equal(model(tokens).logits[:, 0], plain(tokens).logits[:, 0])
-        assert not torch.allclose(model(tokens).logits[:, 1:], plain(tokens).logits[:, 1:], atol=1e-3)
+@pytest.mark.parametrize("name", ["sink_logit", "key_bias:value_norm=1", "key_value_bias", "folded_sink:positions=[0,1]"])
+@torch.no_grad()
+def test_a_step_of_decoding_takes_the_short_way_to_what_the_plain_path_gives(name, tokens, monkeypatch):
+    model = attach(FAMILIES["llama"](), name).eval()
+    for parameter in [own for path, own in model.named_parameters() if ATTRIBUTE in path]:
+        torch.nn.init.normal_(parameter)
+    cache = model(tokens[:, :-1]).past_key_values
+    with monkeypatch.context() as patched:
+        patched.setattr("sinklab.attention.seam.compute", None)
+        step = model(tokens[:, -1:], past_key_values=cache).logits
+    set_attention_path(model, "plain")
+    torch.testing.assert_close(step, model(tokens).logits[:, -1:], atol=2e-6, rtol=1e-5)
 
 
 def test_packed_texts_have_a_sink_each(tokens):

@@ -6,58 +6,23 @@ A key of zeros needs no memory of where it stands: caches of any kind, evictions
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vecdot
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache
 
 from sinklab.attention.host_arguments import HARMLESS, unknown_keywords
-from sinklab.attention.operation import ATTRIBUTE, HeadShape, Inputs, Operation, OperationState
+from sinklab.attention.operation import ATTRIBUTE, HeadShape, Inputs, Operation, OperationState, Source
 from sinklab.attention.paths.table import compute
 from sinklab.attention.visibility import Everything, Visibility
 from sinklab.errors import UnsupportedModelError
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Where queries or keys stand in the output of a part of the attention module, before rotation."""
-
-    module: str  # its name inside the attention module
-    layout: str  # ``btn``, heads one behind the other in ``(batch, tokens, numbers)``; ``bthd`` or ``bhtd``
-    start: int = 0  # in ``btn``: where the first head begins,
-    step: int = 0  # and how far apart two are
-
-    def __str__(self) -> str:
-        return f"{self.module}:{self.layout}:{self.start}:{self.step}"
-
-    @staticmethod
-    @functools.cache
-    def of(written: str) -> Source:
-        """From what :meth:`__str__` gives."""
-        module, layout, start, step = written.split(":")
-        return Source(module, layout, int(start), int(step))
-
-    def read(self, output: Tensor, heads: int, size: int) -> Tensor:
-        """A view ``(batch, heads, tokens, size)`` of the output."""
-        if self.layout == "bhtd":
-            return output
-        if self.layout == "bthd":
-            return output.transpose(1, 2)
-        if output.shape[1:] == (1, heads * size):
-            return output.view(-1, heads, 1, size)  # a step of decoding, in one call
-        if self.step == size:
-            whole = output.shape[-1] == heads * size
-            split = (output if whole else output[..., self.start : self.start + heads * size]).unflatten(-1, (heads, size))
-        else:
-            split = output.unflatten(-1, (-1, self.step))[..., self.start : self.start + size]
-        return split.transpose(1, 2)
 
 
 def find_source(received: Tensor, outputs: dict[str, Tensor]) -> str | None:
@@ -90,7 +55,9 @@ def find_source(received: Tensor, outputs: dict[str, Tensor]) -> str | None:
     return last
 
 
-_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # outputs, log-sum-exp
+_LARGE = 2**19
+"""Bytes of keys from which on two plain products beat the kernel, which reads them once for every query head."""
+_FLASH = torch._scaled_dot_product_flash_attention_for_cpu  # outputs, log-sum-exp; by torch.ops a call takes twice as long
 
 
 def watch(module: nn.Module, state: OperationState) -> None:
@@ -99,33 +66,26 @@ def watch(module: nn.Module, state: OperationState) -> None:
         module.register_forward_pre_hook(functools.partial(_begin, state), with_kwargs=True)
 
 
-_unmarked: contextvars.ContextVar[bool] = contextvars.ContextVar("sinklab_unmarked", default=False)
+unmarked: contextvars.ContextVar[bool] = contextvars.ContextVar("sinklab_unmarked", default=False)
+"""Keys of folded sinks are left as they are made, for whoever looks at how a model rotates keys."""
 
 
-@contextlib.contextmanager
-def unmarked() -> Iterator[None]:
-    """Keys of folded sinks are left as they are made, for whoever looks at how a model rotates keys."""
-    token = _unmarked.set(True)
-    try:
-        yield
-    finally:
-        _unmarked.reset(token)
-
-
-def _follow_parts(state: OperationState, module: nn.Module) -> None:
-    """Hook the parts that make queries and keys, again where one was replaced (by a quantised one, by an adapter's)."""
-    for name, written, hook in (("q", state.shape.queries_from, _keep_queries), ("k", state.shape.keys_from, _mark_keys)):
-        source = Source.of(written)
-        part = module._modules.get(source.module) or module.get_submodule(source.module)
-        if state.parts.get(name) is not part:
-            part.register_forward_hook(functools.partial(hook, state, source))
-            state.parts[name] = part
+def _part(module: nn.Module, written: str) -> nn.Module:
+    name = written[: written.index(":")]
+    return module._modules.get(name) or module.get_submodule(name)
 
 
 def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Note which of the tokens that enter are sinks, ``(batch, tokens)``; nothing where the text began before."""
-    if state.shape.keys_from:
-        _follow_parts(state, module)
+    """Note which of the tokens that enter are sinks, ``(batch, tokens)``; nothing where the text began before.
+
+    Hooks follow the parts that make queries and keys where one is replaced, by a quantised one or by an adapter's.
+    """
+    shape, parts, state.passing.sinks = state.shape, state.parts, None
+    if "k" in parts:
+        parts.pop("k").remove()  # of a forward that broke off
+    if shape.keys_from and parts.get("q") is not (part := _part(module, shape.queries_from)):
+        parts["q"] = part
+        part.register_forward_hook(functools.partial(_keep_queries, state))
     hidden = args[0] if args else kwargs["hidden_states"]
     mask = cache = None
     for one in (*args, *kwargs.values()):  # a mask and a cache, by one of three names
@@ -133,15 +93,17 @@ def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwar
             mask = one if one.ndim == 4 and one.dtype == torch.bool else mask
         elif isinstance(one, Cache):
             cache = one
-    starts = None if _unmarked.get() else _starts(module, hidden, mask, cache, kwargs.get("position_ids"))
+    starts = None if unmarked.get() else _starts(module, hidden, mask, cache, kwargs.get("position_ids"))
     if starts is None:
-        state.passing.sinks = None
         return
     positions = state.operation.positions  # type: ignore[attr-defined]
-    state.passing.sinks = torch.zeros_like(starts)
+    state.passing.sinks = sinks = torch.zeros_like(starts)
     for position in positions:
-        state.passing.sinks[:, position:] |= starts[:, : starts.shape[1] - position]
+        sinks[:, position:] |= starts[:, : starts.shape[1] - position]
     state.passing.first_only = mask is None and positions == (0,)
+    if shape.keys_from:
+        hook = functools.partial(_mark_keys, state, sinks)
+        parts["k"] = _part(module, shape.keys_from).register_forward_hook(hook, prepend=True)
 
 
 def _starts(module: nn.Module, hidden: Tensor, mask: Tensor | None, cache: Cache | None, positions: object) -> Tensor | None:
@@ -151,10 +113,10 @@ def _starts(module: nn.Module, hidden: Tensor, mask: Tensor | None, cache: Cache
     predecessor: it comes first, or behind padding, or its position does not go on (packed texts). A token may also see itself
     alone because a window has no room for more.
     """
+    if mask is None and cache is not None and cache.get_seq_length(getattr(module, "layer_idx", 0) or 0) > 0:
+        return None
     batch, tokens = hidden.shape[:2]
     if mask is None:
-        if cache is not None and int(cache.get_seq_length(getattr(module, "layer_idx", 0) or 0)) > 0:
-            return None
         starts = torch.zeros(batch, tokens, dtype=torch.bool, device=hidden.device)
         starts[:, 0] = True
         return starts
@@ -174,18 +136,15 @@ def _starts(module: nn.Module, hidden: Tensor, mask: Tensor | None, cache: Cache
     return alone & first
 
 
-def _keep_queries(state: OperationState, source: Source, module: nn.Module, args: tuple[object, ...], output: Tensor) -> None:
-    state.passing.unrotated = source.read(output, state.shape.num_heads, state.shape.head_dim)
+def _keep_queries(state: OperationState, module: nn.Module, args: tuple[object, ...], output: Tensor) -> None:
+    state.passing.unrotated = output
 
 
-def _mark_keys(
-    state: OperationState, source: Source, module: nn.Module, args: tuple[object, ...], output: Tensor
-) -> Tensor | None:
-    sinks = state.passing.sinks
-    if sinks is None:
-        return None
+def _mark_keys(state: OperationState, sinks: Tensor, module: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
+    """Called once for every text that begins, so that steps of decoding pay for no hook."""
+    state.parts.pop("k").remove()
     shape, marked = state.shape, output.clone()
-    keys = source.read(marked, shape.num_kv_heads, shape.head_dim)
+    keys = Source.of(shape.keys_from).read(marked, shape.num_kv_heads, shape.head_dim)
     for head in range(shape.num_kv_heads) if shape.folded is None else shape.folded:
         keys[:, head].masked_fill_(sinks[..., None], 0.0)
     return marked
@@ -262,30 +221,47 @@ def attend(
     return compute(operation, inputs, path, need_weights=need_weights)
 
 
+@functools.cache
+def _has_only_a_null(kind: type[Operation]) -> bool:
+    as_it_is = ("features", "head_outputs", "null_mass", "finish", "output_bias", "gain")
+    null = kind.is_softmax and kind.null_scores is not Operation.null_scores
+    return null and all(getattr(kind, name) is getattr(Operation, name) for name in as_it_is)
+
+
 def short_step(
     module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, scaling: float | None, keywords: Mapping[str, object]
 ) -> Tensor | None:
-    """Head outputs ``(batch, 1, num_heads, value_dim)`` of a single query that sees all keys, in a module with folded sinks, on
-    a CPU, in float32, without gradients; ``None`` for other calls. So short a step is made of calls: here are as few as can be.
+    """Head outputs ``(batch, 1, num_heads, value_dim)`` of a single query that sees all keys, in a module with parameters of a
+    null score, on a CPU, in float32, without gradients; ``None`` for other calls. So short a step is made of calls, that find
+    nothing of theirs in the processor's caches: here are as few as can be.
     """
-    state = module._modules.get(ATTRIBUTE)
-    if not isinstance(state, OperationState) or not state.operation.folds or unknown_keywords(keywords, HARMLESS):
+    state, kept = module._modules.get(ATTRIBUTE), module.__dict__.get("attention_path", "auto")
+    if not isinstance(state, OperationState) or not _has_only_a_null(type(state.operation)) or kept != "auto":
         return None
-    passing, (batch, heads, _, size) = state.passing, queries.shape
-    alike = queries.dtype == values.dtype == torch.float32 and values.shape[3] == size and queries.device.type == "cpu"
-    alike = alike and module.__dict__.get("attention_path", "auto") == "auto"
-    if not alike or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    (batch, heads, _, size), (_, groups, length, _) = queries.shape, keys.shape
+    alike = queries.dtype is values.dtype is torch.float32 and values.shape[3] == size and queries.is_cpu
+    usual = alike and (keywords.keys() <= HARMLESS or not unknown_keywords(keywords, HARMLESS))
+    if scaling is None or not usual or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return None
-    folded, (_, groups, length, _), before = state.shape.folded, keys.shape, passing.unrotated
-    if folded == ():
-        return scaled_dot_product_attention(queries, keys, values, scale=scaling, enable_gqa=True).view(batch, 1, heads, size)
-    whole = folded is None or len(folded) == groups
-    if not whole or passing.sinks is not None or before is None or keys.select(2, 0).select(1, 0).any():
-        return None
-    outputs, log_sum = _FLASH(queries, keys.narrow(2, 1, length - 1), values.narrow(2, 1, length - 1), scale=scaling)
     own: dict[str, Any] = state._parameters
-    before, constant = before.view(batch, heads, size).transpose(0, 1), own["constant"].view(heads, 1, 1)
-    null_scores = torch.baddbmm(constant, before, own["key"].unsqueeze(2)).transpose(0, 1)
-    null_mass = (null_scores - log_sum).sigmoid_().view(batch, groups, -1, 1)
-    outputs = torch.lerp(outputs.view(batch, groups, -1, size), own["value"].unsqueeze(1), null_mass)
-    return outputs.view(batch, 1, heads, size)
+    operation: Any = state.operation
+    if not operation.folds:
+        if keys.nbytes >= _LARGE:
+            return None
+        null_scores, value = operation.null_scores(queries, scaling, own), operation.null_value(own)
+    elif state.shape.folded == ():
+        return scaled_dot_product_attention(queries, keys, values, scale=scaling, enable_gqa=True).view(batch, 1, heads, size)
+    else:
+        before, whole = state.passing.unrotated, state.shape.folded is None or len(state.shape.folded) == groups
+        usual = whole and operation.positions == (0,) and state.passing.sinks is None
+        if before is None or not usual or keys.select(2, 0).select(1, 0).count_nonzero():
+            return None
+        keys, values, value = keys.narrow(2, 1, length - 1), values.narrow(2, 1, length - 1), own["value"]
+        if before.numel() != queries.numel():  # it has keys, too
+            before = Source.of(state.shape.queries_from).read(before, heads, size)
+        null_scores = vecdot(before.reshape(batch, heads, size), own["key"]).add_(own["constant"]).unsqueeze(2)
+    outputs, log_sum = _FLASH(queries, keys, values, scale=scaling)
+    if value is None:
+        return outputs.mul_((log_sum - null_scores).sigmoid_().unsqueeze(3)).view(batch, 1, heads, size)
+    null_mass = (null_scores - log_sum).sigmoid_().view(batch, len(value), -1, 1)  # values are of heads or of groups
+    return torch.lerp(outputs.view(batch, len(value), -1, size), value.unsqueeze(1), null_mass).view(batch, 1, heads, size)

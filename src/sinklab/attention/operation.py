@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,38 @@ class HeadShape:
     folded: tuple[int, ...] | None = None  # key–value heads whose sinks are folded; None for all (attention/folding.py)
     queries_from: str = ""  # where these stand before rotation, for folded sinks
     keys_from: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where queries or keys stand in the output of a part of the attention module, before rotation."""
+
+    module: str  # its name inside the attention module
+    layout: str  # ``btn``, heads one behind the other in ``(batch, tokens, numbers)``; ``bthd`` or ``bhtd``
+    start: int = 0  # in ``btn``: where the first head begins,
+    step: int = 0  # and how far apart two are
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.layout}:{self.start}:{self.step}"
+
+    @staticmethod
+    @functools.cache
+    def of(written: str) -> Source:
+        """From what :meth:`__str__` gives."""
+        module, layout, start, step = written.split(":")
+        return Source(module, layout, int(start), int(step))
+
+    def read(self, output: Tensor, heads: int, size: int) -> Tensor:
+        """A view ``(batch, heads, tokens, size)`` of the output."""
+        if self.layout == "bhtd":
+            return output
+        if self.layout == "bthd":
+            return output.transpose(1, 2)
+        if self.step == size:
+            split = output[..., self.start : self.start + heads * size].unflatten(-1, (heads, size))
+        else:
+            split = output.unflatten(-1, (-1, self.step))[..., self.start : self.start + size]
+        return split.transpose(1, 2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -348,7 +381,7 @@ class Passing:
     slow."""
 
     layer_input: Tensor | None = None  # what enters the layer, where the operation reads it
-    unrotated: Tensor | None = None  # queries before rotation, where sinks are folded
+    unrotated: Tensor | None = None  # what has queries before rotation, where sinks are folded
     sinks: Tensor | None = None  # which tokens are folded sinks, boolean (batch, tokens); None where none can be
     first_only: bool = False  # that only the first token of every row is one, and nothing is masked
 
@@ -362,7 +395,7 @@ class OperationState(nn.Module):
         for name, value in operation.parameters(shape).items():
             self.register_parameter(name, nn.Parameter(value))
         self.passing = Passing()
-        self.parts: dict[str, nn.Module] = {}
+        self.parts: dict[str, Any] = {}  # what is hooked, and the hook that marks keys while there is one
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -387,8 +420,10 @@ class OperationState(nn.Module):
                     "passed; attach it with sinklab.attach(model, operation)"
                 )
             state["layer_input"] = given
-        kept = {"unrotated": self.passing.unrotated, "sinks": self.passing.sinks}
-        return state | {name: tensor for name, tensor in kept.items() if tensor is not None}
+        if self.passing.unrotated is not None and self.shape.queries_from:
+            source = Source.of(self.shape.queries_from)
+            state["unrotated"] = source.read(self.passing.unrotated, self.shape.num_heads, self.shape.head_dim)
+        return state if self.passing.sinks is None else state | {"sinks": self.passing.sinks}
 
 
 def bind(module: nn.Module, operation: Operation, shape: HeadShape) -> None:

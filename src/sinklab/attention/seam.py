@@ -100,12 +100,8 @@ def register_operation(operation: Operation) -> str:
         layer_input: Tensor | None = None,
         **keywords: Unpack[FurtherKeywords],
     ) -> Attended:
-        if (
-            attention_mask is None
-            and query.shape[2] == 1
-            and not (dropout and module.training)
-            and not _weights_are_collected()
-        ):
+        alone = attention_mask is None and query.shape[2] == 1 and not (dropout and module.training)
+        if alone and not torch.compiler.is_compiling() and not _weights_are_collected():
             step = short_step(module, query, key, value, scaling, keywords)
             if step is not None:
                 return step, None

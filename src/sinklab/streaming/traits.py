@@ -425,17 +425,17 @@ def _keys_at(model: PreTrainedModel, positions: Tensor | None) -> dict[int, tupl
         mask = torch.ones(size, size, dtype=torch.bool, device=tokens.device).tril()
         mask[front:, :front] = False
         masks["attention_mask"] = mask.expand(len(tokens), 1, -1, -1)
-    training = model.training
+    training, token = model.training, unmarked.set(True)
     model.eval()
     try:
-        with unmarked():
-            model(input_ids=tokens, position_ids=where, **cache_argument(model, cache), use_cache=True, **masks)
+        model(input_ids=tokens, position_ids=where, **cache_argument(model, cache), use_cache=True, **masks)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not run one token with a cache of keys and values: {error}. A bounded cache needs a "
             "decoder whose layers of attention cache keys and values"
         ) from error
     finally:
+        unmarked.reset(token)
         model.train(training)
     layers = {
         index: layer for index, layer in enumerate(cache.layers) if isinstance(layer, DynamicLayer) and layer.is_initialized

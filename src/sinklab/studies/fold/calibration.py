@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from sinklab.attention import host_arguments, seam
 from sinklab.attention.anatomy import on_seam_modules
-from sinklab.attention.folding import Source
-from sinklab.attention.operation import HeadShape, repeat_groups
+from sinklab.attention.operation import HeadShape, Source, repeat_groups
 from sinklab.corpora.samples import Samples
 from sinklab.operations._bias import NO_SCORE
 from sinklab.results.progress import Progress
