@@ -295,8 +295,7 @@ class Session:
         host_arguments.require_readable(attention_mask, name, module)
         captured = LogSumExpCapture()
         few = query.device.type == "cpu" and query.shape[2] * key.shape[2] <= FEW_PAIRS  # of which nobody asks for one
-        wanted = not few and _may_give_log_sum_exp(native, module, query, attention_mask)
-        with captured if wanted else contextlib.nullcontext():
+        with captured if not few and _may_give_log_sum_exp(native, module, query, attention_mask) else contextlib.nullcontext():
             result = native(module, query, key, value, attention_mask, **kwargs)
         self.calls[name] += 1
         self._hooks.now.called.add(name)
