@@ -62,10 +62,10 @@ def causes(*, texts: int = 32, tokens: int = 64, heads: int = 2) -> Callable[[],
 
 
 GROWTH: dict[tuple[str, str], tuple[Callable[..., Callable[[], object]], tuple[int, int, int], float]] = {
-    ("audit", "samples"): (audit, (64, 128, 256), 1.0),
+    ("audit", "samples"): (audit, (64, 256, 1024), 1.0),
     ("audit", "tokens"): (audit, (64, 128, 256), 1.3),
-    ("audit", "layers"): (audit, (4, 8, 16), 1.0),
-    ("audit", "heads"): (audit, (4, 8, 16), 1.0),
+    ("audit", "layers"): (audit, (4, 16, 64), 1.0),
+    ("audit", "heads"): (audit, (4, 16, 64), 1.0),
     ("cache", "texts"): (cache, (2, 8, 32), 1.0),
     ("cache", "tokens"): (cache, (512, 2048, 8192), 1.3),
     ("cache", "layers"): (cache, (4, 8, 16), 1.0),

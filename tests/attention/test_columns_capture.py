@@ -17,7 +17,7 @@ from sinklab.attention.statistics.columns import LogSumExpCapture
 
 
 @pytest.mark.parametrize(
-    ("q_len", "kv_len", "way"), [(128, 128, "blocked"), (128, 129, "fused"), (1, 16384, "blocked"), (1, 16385, "fused")]
+    ("q_len", "kv_len", "way"), [(181, 181, "blocked"), (182, 181, "fused"), (1, 32768, "blocked"), (1, 32769, "fused")]
 )
 def test_on_the_cpu_the_size_decides(q_len, kv_len, way):
     assert columns._choose(make_call(batch=1, q_len=q_len, kv_len=kv_len)) == way

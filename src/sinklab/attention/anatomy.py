@@ -131,15 +131,16 @@ class Anatomy:
         stands in front of it. A gate in front of it is no reason: what it multiplies are the heads.
         """
         # Held by the module itself, or as the first of a list, with a dropout behind it.
-        held = (inner for child, _ in self.modules[name].named_children() for inner in (child, f"{child}.0"))
-        children = [inner for inner in held if linear_map(self.modules.get(f"{name}.{inner}")) is not None]
-        maps = [child for wanted in OUTPUT_NAMES for child in children if child.removesuffix(".0").lower() == wanted]
+        held = [inner for child in self.modules[name]._modules for inner in (child, f"{child}.0")]
+        named = [child for wanted in OUTPUT_NAMES for child in held if child.removesuffix(".0").lower() == wanted]
+        maps = [child for child in named if linear_map(self.modules.get(f"{name}.{child}")) is not None]
         beside = f"{name.rpartition('.')[0]}.output.dense"
         known = [f"{name}.{child}" for child in maps]
         if isinstance(linear_map(self.modules.get(beside)), nn.Linear):
             known.append(beside)
         if not known and width is not None:
-            others = [child for child in children if not INPUT_NAMES.search(child)]
+            unnamed = (child for child in held if not INPUT_NAMES.search(child))
+            others = [child for child in unnamed if linear_map(self.modules.get(f"{name}.{child}")) is not None]
             known = [f"{name}.{child}" for child in others if len(others) == 1]
         fitting = [candidate for candidate in known if width is None or self._inputs(candidate) == width]
         return fitting[0] if fitting and not self._normed(name, fitting[0]) else None
@@ -175,11 +176,11 @@ class Anatomy:
         parts = name.split(".")
         ends = range(len(parts), 0, -1)
         inside = [end for end in ends if isinstance(self.modules.get(".".join(parts[: end - 1])), nn.ModuleList)]
-        for end in inside:
+        for end in inside[:-1]:
             kinds = [type(plain_module(member)) for member in self.modules[".".join(parts[: end - 1])].children()]
-            if end == inside[-1] or not 1 < len(kinds) == len(set(kinds)):
+            if not 1 < len(kinds) == len(set(kinds)):
                 return ".".join(parts[:end])
-        return None
+        return ".".join(parts[: inside[-1]]) if inside else None
 
 
 def on_seam_modules(model: nn.Module) -> dict[str, nn.Module]:

@@ -128,6 +128,8 @@ def bare_parts(model: nn.Module) -> Iterator[None]:
 
 def _inside(module: nn.Module) -> nn.Module | None:
     """What one wrapper holds; ``None`` of what is none."""
+    if not of_peft(module):
+        return _inside_torch(module)
     if (inner := _inside_peft(module)) is not None:
         return inner
     core = adapted(module)

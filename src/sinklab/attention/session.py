@@ -23,7 +23,7 @@ from sinklab.attention.modules import has_all_heads, out_of_torch, submodule
 from sinklab.attention.operation import Operation
 from sinklab.attention.positions import Positions
 from sinklab.attention.probe import NEEDS, Probe, named_twice
-from sinklab.attention.statistics.columns import LogSumExpCapture, column_statistics
+from sinklab.attention.statistics.columns import FEW_PAIRS, LogSumExpCapture, column_statistics
 from sinklab.attention.verify import verify_call, verify_statistics
 from sinklab.attention.visibility import Everything
 from sinklab.errors import ConfigurationError, MeasurementError, SessionError, UnsupportedModelError
@@ -294,7 +294,8 @@ class Session:
             )
         host_arguments.require_readable(attention_mask, name, module)
         captured = LogSumExpCapture()
-        with captured if _may_give_log_sum_exp(native, module, query, attention_mask) else contextlib.nullcontext():
+        few = query.device.type == "cpu" and query.shape[2] * key.shape[2] <= FEW_PAIRS  # of which nobody asks for one
+        with captured if not few and _may_give_log_sum_exp(native, module, query, attention_mask) else contextlib.nullcontext():
             result = native(module, query, key, value, attention_mask, **kwargs)
         self.calls[name] += 1
         self._hooks.now.called.add(name)

@@ -33,8 +33,8 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
     if call.head_outputs is None:
         raise MeasurementError(f"{call.site.module}: the attention function returned no outputs to verify against")
     dtype = torch.promote_types(call.queries.dtype, torch.float32)
-    sizes = repeat_groups(call.values.to(dtype).abs(), call.groups)
-    largest_value = sizes.amax(dim=(2, 3))[..., None]
+    sizes = call.values.to(dtype).abs()
+    largest_value = repeat_groups(sizes.amax(dim=(2, 3))[..., None], call.groups)
     for vector in (call.null_value, call.output_bias):
         if vector is not None:
             largest_value = torch.maximum(largest_value, vector.abs().amax(-1, keepdim=True).to(dtype)[None])
@@ -52,8 +52,9 @@ def verify_call(call: AttentionCall) -> tuple[int, float]:
     mass = None if part.null_value is None else part.null_mass(0, len(queries), scores)
     expected = part.combine(weights, mass, repeat_groups(part.values.to(weights.dtype), part.groups), 0, len(queries))
     got = call.head_outputs[:, index].to(dtype).transpose(1, 2)  # (batch, num_heads, queries, value_dim), as expected
-    size = weights.abs().sum(-1).clamp_min(1.0) * largest_value * loudest
-    terms = torch.matmul(weights.abs(), sizes) * loudest
+    taken = weights.abs()
+    size = taken.sum(-1).clamp_min(1.0) * largest_value * loudest
+    terms = torch.matmul(taken.reshape(len(sizes), sizes.shape[1], -1, call.kv_len), sizes).view(expected.shape) * loudest
     allowed = eps * (32 + 4 * scores.masked_fill(~visible, 0.0).abs().amax(-1, keepdim=True)) * size[..., None]
     allowed = allowed + 2 * eps_of_sums * visible.sum(-1, keepdim=True) * terms
     # A padding query sees nothing or everything, as the backend pleases; it is not measured.

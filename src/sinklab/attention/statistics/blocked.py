@@ -211,7 +211,9 @@ def _row_values(
         seen = visible.sum(dim=-1).clamp(min=1)
         values["score_mean"] = scores.masked_fill(~visible, 0.0).sum(dim=-1) / seen
     if "log_sum_exp" in needs and call.operation.is_softmax:
-        values["log_sum_exp"] = torch.logsumexp(scores.masked_fill(~visible, float("-inf")), dim=-1)
+        # The largest weight is one over the sum of the exponentials below the largest score.
+        largest = sole.amax(dim=-1).clamp_min(torch.finfo(sole.dtype).tiny)
+        values["log_sum_exp"] = torch.where(visible, scores, float("-inf")).amax(dim=-1) - largest.log()
     return values
 
 

@@ -96,8 +96,8 @@ Method = Literal["auto", "blocked", "fused", "triton"]
 _SHORT = 512
 """On a GPU, up to this many keys the blocked way, which works on all samples and heads at once, is the faster one."""
 
-_FEW_PAIRS = 2**14
-"""On a CPU, up to this many pairs of query and key in a head it is: 128 tokens, or one query and 16,384 keys."""
+FEW_PAIRS = 2**15
+"""On a CPU, up to this many pairs of query and key in a head it is: 181 tokens, or one query and 32,768 keys."""
 
 
 @torch.no_grad()
@@ -153,7 +153,7 @@ def column_statistics(
 def _choose(call: AttentionCall) -> Method:
     """The fastest way that serves the call."""
     device = call.queries.device.type
-    if device == "cpu" and call.q_len * call.kv_len > _FEW_PAIRS and _obstacle(call, "fused") is None:
+    if device == "cpu" and call.q_len * call.kv_len > FEW_PAIRS and _obstacle(call, "fused") is None:
         return "fused"
     if device == "cuda" and call.kv_len > _SHORT:
         from sinklab.attention.statistics.on_gpu import gpu_is_exact
