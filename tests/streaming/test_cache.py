@@ -444,7 +444,7 @@ def test_a_model_that_ignores_what_the_cache_says_is_refused(ignored, said):
 @pytest.mark.parametrize(
     "policy", [SinkWindow(num_sinks=SINKS, window=WINDOW), Window(window=WINDOW)], ids=lambda policy: policy.name
 )
-def test_sdpa_gets_no_mask_at_a_token(policy, monkeypatch):
+def test_sdpa_gets_no_mask_at_a_token_but_of_many_keys_one_that_packs_heads(policy, monkeypatch):
     masks = []
 
     def spy(module, query, key, value, attention_mask, **arguments):
@@ -453,6 +453,10 @@ def test_sdpa_gets_no_mask_at_a_token(policy, monkeypatch):
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", spy)
     model = build_decoder("llama")
-    read(model, text(40), PolicyCache(policy, model), pieces=[1] * 40)
+    expected = read(model, text(40), PolicyCache(policy, model), pieces=[1] * 40)
     assert len(masks) >= 40 * model.config.num_hidden_layers
     assert all(mask is None for mask in masks[-40 * model.config.num_hidden_layers :])
+    monkeypatch.setattr("sinklab.streaming.cache._PACKED", policy.num_slots)
+    assert gap(read(model, text(40), PolicyCache(policy, model), pieces=[1] * 40), expected) < 1e-5
+    assert masks[-1].shape == (2, 1, 1, policy.num_slots)
+    assert masks[-1].all()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.architectures.zoo import ZOO, build
+from tests.streaming.decoders import one_by_one, read
 
 from sinklab.errors import ConfigurationError
 from sinklab.models.float_grids import FORMATS
@@ -22,16 +23,6 @@ def model_of(dtype: torch.dtype = torch.float32):
     return build(ZOO["llama"], "sdpa").to(dtype).eval()
 
 
-@torch.no_grad()
-def read(model, cache, tokens=TOKENS, mask=None):
-    return model(tokens, attention_mask=mask, past_key_values=cache, use_cache=True).logits
-
-
-@torch.no_grad()
-def read_singly(model, cache, tokens=TOKENS):
-    return torch.cat([read(model, cache, tokens[:, i : i + 1]) for i in range(tokens.shape[1])], dim=1)
-
-
 def held(layer):
     """Keys and values as the next step sees them, ``(batch, heads, slots, size)``."""
     layer._widen()
@@ -49,13 +40,13 @@ def steps_of(layer, values, side):
 
 
 @pytest.mark.parametrize("kind", INTEGERS)
-@pytest.mark.parametrize("way", [read, read_singly])
+@pytest.mark.parametrize("way", [read, one_by_one])
 def test_a_token_comes_back_within_half_a_step_of_its_grid_and_the_newest_as_they_are(way, kind):
     model = model_of()
     # 2 sinks and 86 tokens: groups 0 and 1 of the ring are full for the third time, and 6 tokens of group 2 wait.
     exact, rounded = SinkCache(model, **SIZES), SinkCache(model, **SIZES, quantized=kind)
-    way(model, exact, TOKENS[:, :88])
-    way(model, rounded, TOKENS[:, :88])
+    way(model, TOKENS[:, :88], exact)
+    way(model, TOKENS[:, :88], rounded)
     one, two = exact.layers[0], rounded.layers[0]  # deeper layers read what was rounded above them
     assert torch.equal(one.masters, two.masters)
     assert torch.equal(one.values[:, :, :2], two.sinks)
@@ -77,8 +68,8 @@ def test_a_token_comes_back_as_the_format_has_it(kind):
     """Groups that are full are those of the exact cache on the format, a head's group as the whole; see test_float_grids."""
     model = model_of()
     exact, rounded = SinkCache(model, **SIZES), SinkCache(model, **SIZES, quantized=kind)
-    read_singly(model, exact, TOKENS[:, :88])
-    read_singly(model, rounded, TOKENS[:, :88])
+    one_by_one(model, TOKENS[:, :88], exact)
+    one_by_one(model, TOKENS[:, :88], rounded)
     one, two = exact.layers[0], rounded.layers[0]
     for whole, back in zip((one.keys, one.values), held(two), strict=True):
         ring = whole[:, :, 2:].unflatten(2, (4, 8))
@@ -93,8 +84,8 @@ def test_a_token_comes_back_as_the_format_has_it(kind):
 def test_one_token_at_a_time_or_in_chunks_is_the_same_up_to_what_a_chunk_sees_whole(kind):
     model = model_of()
     singly, chunked = (SinkCache(model, **SIZES, quantized=kind) for _ in range(2))
-    read_singly(model, singly, TOKENS[:, :61])
-    read(model, chunked, TOKENS[:, :61])
+    one_by_one(model, TOKENS[:, :61], singly)
+    read(model, TOKENS[:, :61], chunked)
     assert torch.equal(singly.layers[0].waiting, chunked.layers[0].waiting)
     for one, two in zip(held(singly.layers[0]), held(chunked.layers[0]), strict=True):
         # Keys that differ in their last bit may have scales that differ in theirs, which is 2^-11 of 16 bits.
@@ -104,11 +95,11 @@ def test_one_token_at_a_time_or_in_chunks_is_the_same_up_to_what_a_chunk_sees_wh
 @pytest.mark.parametrize(
     ("kind", "most"), [("int8", 0.02), ("int4", 0.3), ("fp8", 0.2), ("fp8b", 0.2), ("mxfp4", 0.6), ("nvfp4", 0.5)]
 )
-@pytest.mark.parametrize("way", [read, read_singly])
+@pytest.mark.parametrize("way", [read, one_by_one])
 def test_logits_hardly_move(way, kind, most):
     model = model_of()
-    exact = way(model, SinkCache(model, **{**SIZES, "chunk": 7}))
-    rounded = way(model, SinkCache(model, **{**SIZES, "chunk": 7}, quantized=kind))
+    exact = way(model, TOKENS, SinkCache(model, **{**SIZES, "chunk": 7}))
+    rounded = way(model, TOKENS, SinkCache(model, **{**SIZES, "chunk": 7}, quantized=kind))
     off = (rounded - exact).std() / exact.std()
     assert 1e-5 < off < most
 
@@ -121,8 +112,8 @@ def test_a_padded_row_is_the_row_alone(kind):
     mask = torch.ones_like(both)
     mask[0, :3] = 0
     batch, alone = (SinkCache(model, **SIZES, quantized=kind) for _ in range(2))
-    read(model, batch, both, mask)
-    read(model, alone, TOKENS[:1, :57])
+    read(model, both, batch, attention_mask=mask)
+    read(model, TOKENS[:1, :57], alone)
     for one, two in zip(held(batch.layers[0]), held(alone.layers[0]), strict=True):
         torch.testing.assert_close(one[:1], two, rtol=2**-10, atol=1e-4)
 
@@ -131,11 +122,11 @@ def test_a_padded_row_is_the_row_alone(kind):
 def test_a_rollback_goes_on_as_if_the_tokens_had_never_been(kind):
     model = model_of()
     back, straight = (SinkCache(model, **SIZES, quantized=kind) for _ in range(2))
-    read(model, back, TOKENS[:, :30])
+    read(model, TOKENS[:, :30], back)
     back.crop(-9)  # from the last group into the one before, which has been rounded
-    read(model, straight, TOKENS[:, :21])
+    read(model, TOKENS[:, :21], straight)
     for cache in (back, straight):
-        read_singly(model, cache, TOKENS[:, 40:52])
+        one_by_one(model, TOKENS[:, 40:52], cache)
     for one, two in zip(held(back.layers[0]), held(straight.layers[0]), strict=True):
         # Tokens of the group that was opened again have been rounded twice; the others are equal.
         off = (one - two).abs()
@@ -150,8 +141,8 @@ def test_it_takes_a_fraction_of_the_memory(kind, most):
     config.head_dim, config.num_attention_heads, config.num_key_value_heads = 64, 2, 2
     model = type(build(ZOO["llama"], "sdpa"))(config).eval()
     exact, rounded = (SinkCache(model, num_sinks=4, window=4091, quantized=quantized) for quantized in (None, kind))
-    read(model, exact)
-    read(model, rounded)
+    read(model, TOKENS, exact)
+    read(model, TOKENS, rounded)
     codes = 64 * int(kind[3:]) // 8
     expected = (4096 * (2 * codes + 3 * 64 / 64 + 3) + 64 * 2 * 64 * 4 + 4 * 2 * 64 * 4 + 4096) / (
         2 * 4 * 64 * 4096 + 4 * 64 * 4
@@ -165,22 +156,22 @@ def test_it_takes_a_fraction_of_the_memory(kind, most):
 def test_a_saved_state_goes_on_with_the_same_bits(tmp_path, kind):
     model = model_of()
     cache = SinkCache(model, **SIZES, quantized=kind)
-    read(model, cache, TOKENS[:, :60])
+    read(model, TOKENS[:, :60], cache)
     save_state(cache, tmp_path / "state.safetensors")
     again = load_state(tmp_path / "state.safetensors", model).cache
     assert again.quantized == kind
     for more in (TOKENS[:, 60:63], TOKENS[:, 63:64], TOKENS[:, 64:]):
-        torch.testing.assert_close(read(model, again, more), read(model, cache, more), rtol=0, atol=0)
+        torch.testing.assert_close(read(model, more, again), read(model, more, cache), rtol=0, atol=0)
 
 
 def test_rows_are_reordered():
     model = model_of()
     cache, straight = SinkCache(model, **SIZES, quantized="int8"), SinkCache(model, **SIZES, quantized="int8")
-    read(model, cache, TOKENS[:, :50])
+    read(model, TOKENS[:, :50], cache)
     cache.reorder_cache(torch.tensor([1, 0]))
-    read(model, straight, TOKENS.flip(0)[:, :50])
+    read(model, TOKENS.flip(0)[:, :50], straight)
     more = TOKENS[:, 50:51]
-    torch.testing.assert_close(read(model, cache, more), read(model, straight, more), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(read(model, more, cache), read(model, more, straight), rtol=1e-5, atol=1e-5)
 
 
 def test_a_large_ring_has_groups_of_64_and_a_small_one_has_four():

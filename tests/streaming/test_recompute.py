@@ -9,6 +9,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.architectures.zoo import GPT2, VOCAB, enliven, grouped, shape
+from tests.streaming.decoders import text
 from torch import Tensor
 
 from sinklab.errors import ConfigurationError, UnsupportedModelError
@@ -19,10 +20,6 @@ from sinklab.streaming.reader import open_reader
 
 TOLERANCE = 1e-4
 """Sums of some tens of products of size up to ten, each rounded to 2**-24, through two layers: 1e-5 at most in practice."""
-
-
-def text(length: int, rows: int = 1, seed: int = 3) -> Tensor:
-    return torch.randint(4, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
 SHORT = 26
@@ -106,7 +103,7 @@ def forwards(model) -> Iterator[list[tuple[int, ...]]]:
 def test_any_division(recomputed, data, window):
     """Any division into calls, and any number of logits asked for in each."""
     model = recomputed["llama"]
-    tokens = text(SHORT)
+    tokens = text(SHORT, rows=1)
     expected = slowly(model, tokens, window)
     reader, position = open_reader(model, Recompute(window=window)), 0
     while position < SHORT:
@@ -169,8 +166,8 @@ def test_windows_refused(recomputed):
         open_reader(recomputed["opt"], Recompute(window=64))
     with pytest.raises(ConfigurationError, match="SinkLM has 64 learned positions"):
         open_reader(recomputed["learned"], Recompute(window=64))
-    open_reader(recomputed["gpt2"], Recompute(window=63)).read(text(66))
-    open_reader(recomputed["llama"], Recompute(window=80)).read(text(90))
+    open_reader(recomputed["gpt2"], Recompute(window=63)).read(text(66, rows=1))
+    open_reader(recomputed["llama"], Recompute(window=80)).read(text(90, rows=1))
     encoder_decoder = transformers.T5ForConditionalGeneration(
         transformers.T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     )

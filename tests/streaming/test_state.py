@@ -155,7 +155,7 @@ class TestRefusals:
         ),
         (lambda self, path: path.unlink(), "there is no state at .*; save one first"),
         (lambda self, path: save_file({"a": torch.zeros(1)}, path), "is no saved state but another safetensors file"),
-        (lambda self, path: self.written(path, lambda record: record.update(format=99)), r"has format 99 .* reads format 4"),
+        (lambda self, path: self.written(path, lambda record: record.update(format=99)), r"has format 99 .* reads format 5"),
         (flipped, "is damaged: its SHA-256 is not that of what was written"),
         (lambda self, path: self.written(path, lambda record: None), "is damaged: its SHA-256"),
     )

@@ -20,6 +20,7 @@ from transformers import Cache
 
 from sinklab.attention.host_arguments import HARMLESS, unknown_keywords
 from sinklab.attention.operation import ATTRIBUTE, HeadShape, Inputs, Operation, OperationState, Source
+from sinklab.attention.paths.decode import LARGE
 from sinklab.attention.paths.table import compute
 from sinklab.attention.visibility import Everything, Visibility
 from sinklab.errors import UnsupportedModelError
@@ -55,8 +56,6 @@ def find_source(received: Tensor, outputs: dict[str, Tensor]) -> str | None:
     return last
 
 
-_LARGE = 2**19
-"""Bytes of keys from which on two plain products beat the kernel, which reads them once for every query head."""
 _FLASH = torch._scaled_dot_product_flash_attention_for_cpu  # outputs, log-sum-exp; by torch.ops a call takes twice as long
 
 
@@ -70,22 +69,17 @@ unmarked: contextvars.ContextVar[bool] = contextvars.ContextVar("sinklab_unmarke
 """Keys of folded sinks are left as they are made, for whoever looks at how a model rotates keys."""
 
 
-def _part(module: nn.Module, written: str) -> nn.Module:
-    name = written[: written.index(":")]
-    return module._modules.get(name) or module.get_submodule(name)
-
-
 def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Note which of the tokens that enter are sinks, ``(batch, tokens)``; nothing where the text began before.
-
-    Hooks follow the parts that make queries and keys where one is replaced, by a quantised one or by an adapter's.
-    """
+    """Note which of the tokens that enter are sinks, ``(batch, tokens)``; nothing where the text began before."""
     shape, parts, state.passing.sinks = state.shape, state.parts, None
     if "k" in parts:
         parts.pop("k").remove()  # of a forward that broke off
-    if shape.keys_from and parts.get("q") is not (part := _part(module, shape.queries_from)):
-        parts["q"] = part
-        part.register_forward_hook(functools.partial(_keep_queries, state))
+    if shape.keys_from:
+        name = Source.of(shape.queries_from).module
+        part = module._modules.get(name) or module.get_submodule(name)
+        if parts.get("q") is not part:  # again where it was replaced (by a quantised one, by an adapter's)
+            parts["q"] = part
+            part.register_forward_hook(functools.partial(_keep_queries, state))
     hidden = args[0] if args else kwargs["hidden_states"]
     mask = cache = None
     for one in (*args, *kwargs.values()):  # a mask and a cache, by one of three names
@@ -103,7 +97,7 @@ def _begin(state: OperationState, module: nn.Module, args: tuple[Any, ...], kwar
     state.passing.first_only = mask is None and positions == (0,)
     if shape.keys_from:
         hook = functools.partial(_mark_keys, state, sinks)
-        parts["k"] = _part(module, shape.keys_from).register_forward_hook(hook, prepend=True)
+        parts["k"] = module.get_submodule(Source.of(shape.keys_from).module).register_forward_hook(hook, prepend=True)
 
 
 def _starts(module: nn.Module, hidden: Tensor, mask: Tensor | None, cache: Cache | None, positions: object) -> Tensor | None:
@@ -231,9 +225,8 @@ def _has_only_a_null(kind: type[Operation]) -> bool:
 def short_step(
     module: nn.Module, queries: Tensor, keys: Tensor, values: Tensor, scaling: float | None, keywords: Mapping[str, object]
 ) -> Tensor | None:
-    """Head outputs ``(batch, 1, num_heads, value_dim)`` of a single query that sees all keys, in a module with parameters of a
-    null score, on a CPU, in float32, without gradients; ``None`` for other calls. So short a step is made of calls, that find
-    nothing of theirs in the processor's caches: here are as few as can be.
+    """Head outputs ``(batch, 1, num_heads, value_dim)`` of one query that sees all keys, in a module with parameters of a null
+    score, on a CPU, in float32, without gradients; ``None`` for others. A step is made of calls: here are as few as can be.
     """
     state, kept = module._modules.get(ATTRIBUTE), module.__dict__.get("attention_path", "auto")
     if not isinstance(state, OperationState) or not _has_only_a_null(type(state.operation)) or kept != "auto":
@@ -245,12 +238,13 @@ def short_step(
         return None
     own: dict[str, Any] = state._parameters
     operation: Any = state.operation
+    grouped = queries.reshape(batch, groups, -1, size)  # as queries of one head, which read its keys once
     if not operation.folds:
-        if keys.nbytes >= _LARGE:
+        if keys.nbytes >= LARGE:
             return None
         null_scores, value = operation.null_scores(queries, scaling, own), operation.null_value(own)
     elif state.shape.folded == ():
-        return scaled_dot_product_attention(queries, keys, values, scale=scaling, enable_gqa=True).view(batch, 1, heads, size)
+        return scaled_dot_product_attention(grouped, keys, values, scale=scaling).reshape(batch, 1, heads, size)
     else:
         before, whole = state.passing.unrotated, state.shape.folded is None or len(state.shape.folded) == groups
         usual = whole and operation.positions == (0,) and state.passing.sinks is None
@@ -259,9 +253,12 @@ def short_step(
         keys, values, value = keys.narrow(2, 1, length - 1), values.narrow(2, 1, length - 1), own["value"]
         if before.numel() != queries.numel():  # it has keys, too
             before = Source.of(state.shape.queries_from).read(before, heads, size)
-        null_scores = vecdot(before.reshape(batch, heads, size), own["key"]).add_(own["constant"]).unsqueeze(2)
-    outputs, log_sum = _FLASH(queries, keys, values, scale=scaling)
+        null_scores = vecdot(before.reshape(batch, heads, size), own["key"]).add_(own["constant"])
+    outputs, log_sum = _FLASH(grouped, keys, values, scale=scaling)
+    null_scores = null_scores.view(-1, groups, heads // groups)
     if value is None:
-        return outputs.mul_((log_sum - null_scores).sigmoid_().unsqueeze(3)).view(batch, 1, heads, size)
-    null_mass = (null_scores - log_sum).sigmoid_().view(batch, len(value), -1, 1)  # values are of heads or of groups
-    return torch.lerp(outputs.view(batch, len(value), -1, size), value.unsqueeze(1), null_mass).view(batch, 1, heads, size)
+        outputs.mul_((log_sum - null_scores).sigmoid_().unsqueeze(3))
+    else:  # values are of heads, of groups, or of all
+        value = value.view(groups, -1, size) if len(value) == heads else value.unsqueeze(1)
+        outputs = torch.lerp(outputs, value, (null_scores - log_sum).sigmoid_().unsqueeze(3))
+    return outputs.reshape(batch, 1, heads, size)

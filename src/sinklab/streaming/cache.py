@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
+from transformers.integrations import sdpa_attention
 
 from sinklab.attention.host_arguments import CACHE
 from sinklab.attention.modules import input_device
@@ -51,6 +52,11 @@ from sinklab.streaming.traits import has_states, tokens_in_front
 
 if TYPE_CHECKING:
     from transformers.utils import ModelOutput
+
+
+_PACKED = 2048
+"""Keys from which on a mask pays that hides nothing: behind one transformers packs the query heads that share a key head into
+queries of one head, and torch reads its keys once and not once for every query head."""
 
 
 class PolicyCache(Cache, Planner):
@@ -175,6 +181,9 @@ class PolicyCache(Cache, Planner):
         if table.in_cache and not isinstance(table, WindowedTable):
             self._apart = SinksApart(model, table, len(rotations.layers))
         self.layers = make_layers(model, table, rotations, self._kind)
+        config, names = model.config.get_text_config(decoder=True), ("num_attention_heads", "num_key_value_heads")
+        heads, few = (getattr(config, name, None) for name in names)
+        self._packs = few not in (None, heads) and table.device.type == "cpu" and hasattr(sdpa_attention, "pack_gqa")
 
     def _table_of(self, model: PreTrainedModel, policy: SlotPolicy) -> SlotTable:
         """The table of a model's layers of attention, of the kind that its other layers and its windows ask for."""
@@ -244,9 +253,7 @@ class PolicyCache(Cache, Planner):
         """Replace the step at hand by a static one, in the tensors of the last, where it is a single token that allows it."""
         table, layers = self.table, [layer for layer in self.layers if isinstance(layer, SlotLayer)]
         step = table.step
-        if self.quantized or isinstance(table, WindowedTable):
-            return
-        if not isinstance(step, Step) or not isinstance(step.slot, int):
+        if self.quantized or isinstance(table, WindowedTable) or not isinstance(step, Step) or not isinstance(step.slot, int):
             return
         if not all(layer.is_initialized and layer.device == table.device for layer in layers):  # its tensors are on one device
             return
@@ -327,20 +334,23 @@ class PolicyCache(Cache, Planner):
         """The arguments with the mask and the positions of the step at hand."""
         step: Any = self.step
         rows, given = tokens_of(arguments).shape[:2]
-        mask: object = self._mask(module, step.visible, rows)
+        mask: object = self._mask(module, step.visible, rows, step.filled)
         if isinstance(self.table, RecurrentTable) and (valid := mask_of(arguments)) is not None:
             mask = self.table.masks(mask, valid[:, -given:])
         if isinstance(self.table, WindowedTable):
             narrow: Any = self.table.narrow.step
-            mask = self.table.masks(mask, self._mask(module, narrow.visible, rows))
+            mask = self.table.masks(mask, self._mask(module, narrow.visible, rows, narrow.filled))
         # The model counts its learned tokens in front itself.
         positions = step.position_ids[:, -given:] - self._front if self._front else step.position_ids
         return dict(arguments, attention_mask=mask, position_ids=positions.expand(rows, -1))
 
-    def _mask(self, module: nn.Module, visible: Tensor | None, rows: int) -> Tensor | None:
+    def _mask(self, module: nn.Module, visible: Tensor | None, rows: int, keys: int = 0) -> Tensor | None:
         """What is visible, boolean ``(1 or rows, 1, length, keys)``, as the attention function of ``module`` takes it."""
+        attention = getattr(module.config, "_attn_implementation", "eager")
+        if visible is None and keys >= _PACKED and self._packs and attention == "sdpa":  # of one token, which sees all
+            visible = torch.ones(1, 1, 1, keys, dtype=torch.bool)
         visible = None if visible is None else visible.expand(rows, -1, -1, -1)
-        if visible is None or getattr(module.config, "_attn_implementation", "eager") != "eager":
+        if visible is None or attention != "eager":
             return visible
         dtype = next(parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
         hidden = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
@@ -478,9 +488,7 @@ class PolicyCache(Cache, Planner):
             for layer in self.layers:
                 layer.take(beam_idx)
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows of the batch."""
-        self.reorder_cache(indices)
+    batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row of the batch ``repeats`` times."""

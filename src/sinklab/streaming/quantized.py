@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -49,23 +49,22 @@ class Integers:
         grid = dataclasses.replace(grid, scale=scales.float())  # numbers are rounded on the grid that is kept
         codes = grid.codes(states)
         if self.bits == 4:
-            lower, upper = (codes + 8).to(torch.uint8).chunk(2, dim=-1)
+            lower, upper = (codes + 8).to(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)
             codes = lower | (upper << 4)
         return codes, scales, grid.zero.to(torch.int8)
 
     def widen(self, ring: Tensor, parts: Parts) -> None:
         """Write what codes stand for into ``ring``, of the dtype of the model."""
-        codes, scales, zeros = parts[0], parts[1].to(ring.dtype), parts[2].to(ring.dtype)
+        codes, scales, zeros = parts
         # A copy converts integers several times as fast as arithmetic of two dtypes does.
         if self.bits == 8:
             ring.copy_(codes)
-        else:
-            half = ring.shape[-1] // 2
-            ring[..., :half].copy_(codes & 15)
-            ring[..., half:].copy_(codes >> 4)
-            zeros += 8
-        ring -= zeros
-        ring *= scales
+            ring -= zeros.to(ring.dtype)
+        else:  # the two numbers of a byte move into two bytes, and stay in these as long as they are integers
+            numbers = codes.to(torch.int16)
+            numbers.add_(numbers & 0xF0, alpha=15)
+            ring.copy_(numbers.view(torch.int8).sub_(zeros + 8))
+        ring *= scales.to(ring.dtype)
 
 
 Kind = Integers | FloatFormat
@@ -99,7 +98,7 @@ class QuantizedLayer(SlotLayer):
 
     Attributes:
         key_codes, value_codes: int8 ``(batch, num_kv_heads, groups, group, head_dim)``; of 4 bits, uint8 with two
-            numbers in a byte, those of the first half of the channels in the lower bits: the last axis is half as long.
+            numbers in a byte, that of the even channel in the lower bits: the last axis is half as long.
         key_scales, key_zeros: float16 and int8 ``(batch, num_kv_heads, groups, 1, head_dim)``, of values ``(…, group, 1)``; of
             floats those of blocks ``(…, group, blocks)`` and of the whole, float32 ``(…, 1, 1)``.
         key_newest, value_newest: tokens that wait, ``(batch, num_kv_heads, group, head_dim)``; where: ``waiting``, boolean.
@@ -176,9 +175,7 @@ class QuantizedLayer(SlotLayer):
     # --- between the steps there are codes -----------------------------------------------------------------------------------
 
     def _get(self, side: Side, part: str) -> Tensor:
-        tensor = getattr(self, f"{side}_{part}")
-        assert isinstance(tensor, Tensor)
-        return tensor
+        return cast(Tensor, getattr(self, f"{side}_{part}"))
 
     def _encoded(self, side: Side, states: Tensor) -> Parts:
         """Of whole groups, ``(batch, num_kv_heads, groups, group, head_dim)``."""

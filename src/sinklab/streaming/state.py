@@ -23,11 +23,12 @@ from sinklab.streaming.base import Reader
 from sinklab.streaming.cache import PolicyCache
 from sinklab.streaming.limits import inside
 from sinklab.streaming.reader import CacheReader
+from sinklab.streaming.table import below
 from sinklab.streaming.traits import fingerprint
 
 Json: TypeAlias = dict[str, Any]
 
-_FORMAT = 4
+_FORMAT = 5
 """Of the file; higher where an older reader would misread it."""
 
 
@@ -122,17 +123,12 @@ def read_state(path: str | Path, model: PreTrainedModel) -> tuple[CacheReader, J
     settings = {name: record[name] for name in names if record.get(name) is not None}
     cache = PolicyCache(policies.make(record["policy"]), model, **settings)
     table = cache.table
-    table.restore(_below("books.", tensors), record["books"])
+    table.restore(below("books.", tensors), record["books"])
     on_device = {name: tensor.to(table.device) for name, tensor in tensors.items()}
     for index, layer in enumerate(cache.layers):
-        layer.restore(_below(f"layers.{index}.", on_device))
+        layer.restore(below(f"layers.{index}.", on_device))
     table.ids = tensors["ids"].to(table.device) if "ids" in tensors else None
-    return CacheReader(model, cache.policy, cache), record["notes"], _below("more.", tensors)
-
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin so, by the rest of their names."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return CacheReader(model, cache.policy, cache), record["notes"], below("more.", tensors)
 
 
 def _read(path: Path) -> tuple[Json, dict[str, Tensor], str | None]:

@@ -464,7 +464,7 @@ class WindowedTable(SlotTable):
 
     def restore(self, state: dict[str, Tensor], counts: dict[str, bool | int]) -> None:
         super().restore(state, counts)
-        self.narrow.restore(_below(state), _below(counts))
+        self.narrow.restore(below(_NARROW, state), below(_NARROW, counts))
 
     def masks(self, mask: object, narrow: object) -> dict[str, object]:
         """The masks of a forward by the kinds of layers in the model's config: that of the narrow layers, and of the others."""
@@ -474,8 +474,9 @@ class WindowedTable(SlotTable):
         return {kind: narrow if kind == "sliding_attention" else mask for kind in kinds}
 
 
-def _below(named: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(_NARROW): value for name, value in named.items() if name.startswith(_NARROW)}
+def below(prefix: str, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Those whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
 class RecurrentTable(SlotTable):

@@ -16,7 +16,7 @@ _HAS_AMX = torch.cpu._is_amx_tile_supported()
 
 _LONG = 256
 """Keys from which on the saved copies count for more than the calls of two products."""
-_LARGE = 2**20
+LARGE = 2**20
 """Bytes of keys from which on the stock kernel is slower for one query, in float32."""
 
 
@@ -42,7 +42,7 @@ def worthwhile(operation: Operation, inputs: Inputs) -> bool:
         return not _HAS_AMX
     stock = operation.is_softmax and type(operation).null_scores is Operation.null_scores
     repeats = queries.shape[1] > keys.shape[1] and not (stock and inputs.values.shape[3] == queries.shape[3])
-    return repeats or keys.nbytes >= _LARGE
+    return repeats or keys.nbytes >= LARGE
 
 
 def head_outputs(operation: Operation, inputs: Inputs) -> Tensor:
