@@ -178,6 +178,20 @@ def test_how_much_mass_may_be_missing():
                 verify_statistics(call, off)
 
 
+def test_the_mass_of_large_scores_may_be_off_by_their_rounding():
+    """Weights of rows with a log-sum-exp of 1,000 are off by its last place: layer 0 of Qwen2.5-Coder 0.5B has such."""
+    call = make_call(dtype=torch.float32)
+    call.queries, needs = call.queries * 300, frozenset({"columns", "log_sum_exp"})
+    call.log_sum_exp = column_statistics(call, needs).log_sum_exp * (1 + EPS)
+    assert float(call.log_sum_exp.max()) > 1000
+    statistics = column_statistics(call, needs, method="fused")
+    assert float((statistics.column_sum.sum(-1) - 37).abs().max()) > 64 * EPS * 37
+    verify_statistics(call, statistics)
+    statistics.column_sum = statistics.column_sum + 0.02 * torch.eye(37)[7]
+    with pytest.raises(MeasurementError, match="mass on keys and null mass"):
+        verify_statistics(call, statistics)
+
+
 def test_mass_on_padding_is_refused():
     counted = torch.ones(2, 37, dtype=torch.bool)
     counted[1, :13] = False
