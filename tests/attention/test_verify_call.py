@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -168,14 +169,11 @@ def test_how_much_mass_may_be_missing():
     statistics = column_statistics(
         dataclasses.replace(call, **{name: getattr(call, name).double() for name in ("queries", "keys")})
     )
-    for share, passes in ((0.95, True), (1.05, False)):
+    for share, outcome in ((0.95, contextlib.nullcontext()), (1.05, pytest.raises(MeasurementError))):
         off = dataclasses.replace(statistics, column_sum=statistics.column_sum.clone())
         off.column_sum[0, 0, 0] += share * 64 * EPS * 37
-        if passes:
+        with outcome:
             verify_statistics(call, off)
-        else:
-            with pytest.raises(MeasurementError):
-                verify_statistics(call, off)
 
 
 def test_the_mass_of_large_scores_may_be_off_by_their_rounding():
