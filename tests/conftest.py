@@ -102,6 +102,20 @@ def make_sinklm(operation: dict | None = None, vocab_size: int = 300, window: in
     return SinkLM(config).eval()
 
 
+def make_loud(*tokens, operation=None, score=0.7):
+    """Heads of the first layer attend to the keys of some tokens; those of the second do what their random weights say."""
+    model = make_sinklm(operation)
+    attention = model.layers[0].self_attn
+    with torch.no_grad():
+        attention.q_proj.weight.zero_()
+        attention.k_proj.weight.zero_()
+        attention.q_proj.weight[7::8, 0] = score  # rotary angles of slow frequencies keep the sign
+        attention.k_proj.weight[7::8, 1] = score
+        model.embed_tokens.weight[:, :2] = torch.tensor([1.0, 0.0])
+        model.embed_tokens.weight[list(tokens), 1] = 1.0
+    return model
+
+
 FAMILIES = frozenset(
     ["llama", "gpt2", "gemma3", "gpt_oss", "t5", "bert", "vit", "whisper", "bloom", "bamba", "deepseek_v3", "falcon"]
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from tests.conftest import make_sinklm, mask_of_documents
+from tests.conftest import make_loud, make_sinklm, mask_of_documents
 from transformers import BartConfig, BartForCausalLM, BertConfig, BertModel, SegformerConfig, SegformerModel
 
 from sinklab import attend
@@ -27,16 +27,7 @@ LOUD = 7
 
 def planted(*, loud: float = 40.0, operation=None):
     """Two layers, the first of which attends to the key of token 7, wherever it stands."""
-    model = make_sinklm() if operation is None else make_sinklm(operation)
-    attention = model.layers[0].self_attn
-    with torch.no_grad():
-        attention.q_proj.weight.zero_()
-        attention.k_proj.weight.zero_()
-        attention.q_proj.weight[7::8, 0] = loud  # rotary angles of slow frequencies keep the sign
-        attention.k_proj.weight[7::8, 1] = loud
-        model.embed_tokens.weight[:, :2] = torch.tensor([1.0, 0.0])
-        model.embed_tokens.weight[LOUD, 1] = 1.0
-    return model
+    return make_loud(LOUD, operation=operation, score=loud)
 
 
 def texts(*positions: int, length: int = 24):

@@ -120,15 +120,9 @@ def _equal(mask: Tensor, other: Tensor) -> bool:
 
 
 def read_positions(
-    record: seam.MaskRecord | None,
-    visible: Visibility,
-    forward: Forward,
-    shape: tuple[int, int, int],
-    *,
-    cross: bool,
-    position_ids: Tensor | None,
-    device: torch.device,
-) -> tuple[Positions, Positions]:
+    record: seam.MaskRecord | None, visible: Visibility, forward: Forward, shape: tuple[int, int, int], *, cross: bool,
+    position_ids: Tensor | None, device: torch.device,
+) -> tuple[Positions, Positions]:  # fmt: skip
     """Positions of the queries and of the keys of one call of ``shape`` samples, queries and keys.
 
     Offsets of cached and sliding keys are known only from what the host said about the mask (``record``); of cross-attention

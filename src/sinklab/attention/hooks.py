@@ -53,15 +53,9 @@ class ModelHooks:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        anatomy: Anatomy,
-        editing: Editing,
-        needs: frozenset[str],
-        active: Callable[[], bool],
-        show: Callable[[LayerOutput], None],
-        asked: bool = False,
-    ) -> None:
+        self, model: nn.Module, anatomy: Anatomy, editing: Editing, needs: frozenset[str], active: Callable[[], bool],
+        show: Callable[[LayerOutput], None], asked: bool = False,
+    ) -> None:  # fmt: skip
         self.model, self.anatomy, self.editing, self.needs, self.asked = model, anatomy, editing, needs, asked
         self.active, self.show = active, show
         self.now = Forward()  # what is known of the forward that runs, or ran last

@@ -28,7 +28,7 @@ ROW_SUM = 1e-8
 
 _LARGEST_ROUNDING = 2.0**-11
 """Of a log-sum-exp, in nats: as a factor it goes into every weight of its row, so their sum is that far from one. In float32
-that is a log-sum-exp of 4,096, far beyond what trained models have."""
+that is a log-sum-exp of 4,096; layer 0 of Qwen2.5-Coder 0.5B has 1,458."""
 
 
 @dataclasses.dataclass(frozen=True)

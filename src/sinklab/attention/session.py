@@ -124,7 +124,8 @@ class Session:
             )
         self._editing = Editing(self.interventions, self._anatomy)
         self._needs = frozenset().union(*(probe.needs for probe in self.probes)) if self.probes else frozenset()
-        self._statistics_needs = self._needs & STATISTICS_NEEDS
+        proof = {"log_sum_exp"} if verify and "columns" in self._needs else set()
+        self._statistics_needs = self._needs & STATISTICS_NEEDS | proof
         depth = enumerate(over_depth(model) if "depth" in self._needs else ())
         self._depth = {id(submodule(model, name)): Site(name, layer, "depth", part="depth") for layer, name in depth}
         self._longest = 0

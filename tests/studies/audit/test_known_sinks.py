@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 from safetensors import safe_open
-from tests.conftest import make_sinklm, make_tokenizer
+from tests.conftest import make_loud, make_sinklm, make_tokenizer
 
 from sinklab import audit
 from sinklab.attention.session import attend
@@ -56,20 +56,6 @@ class Rows(TextCorpus):
         else:
             tokens[torch.arange(samples), [self.places[row % len(self.places)] for row in range(samples)]] = LOUD
         return tokens
-
-
-def loud(*tokens, operation=None, score=0.7):
-    """Heads of the first layer attend to the keys of some tokens; those of the second do what their random weights say."""
-    model = make_sinklm(operation)
-    attention = model.layers[0].self_attn
-    with torch.no_grad():
-        attention.q_proj.weight.zero_()
-        attention.k_proj.weight.zero_()
-        attention.q_proj.weight[7::8, 0] = score  # rotary angles of slow frequencies keep the sign
-        attention.k_proj.weight[7::8, 1] = score
-        model.embed_tokens.weight[:, :2] = torch.tensor([1.0, 0.0])
-        model.embed_tokens.weight[list(tokens), 1] = 1.0
-    return model
 
 
 def examined(model, corpus, tmp_path):
@@ -126,7 +112,7 @@ def check_finding(result, page, place):
 
 def test_a_sink_at_position_2(tmp_path):
     """Twelve tokens take turns at position 2, so that it is the position that counts."""
-    corpus, model = Rows(), loud(*range(40, 40 + SAMPLES))
+    corpus, model = Rows(), make_loud(*range(40, 40 + SAMPLES))
     tokens = corpus.sample(None, seq_len=SEQ_LEN, samples=SAMPLES, seed=0, bos=False)
     result, page = examined(model, corpus, tmp_path)
     summary = result.summary
@@ -144,7 +130,7 @@ def test_a_sink_at_position_2(tmp_path):
 
 def test_a_sink_at_the_first_delimiter(tmp_path):
     places = (2, 5, 3, 7, 9, 4)
-    corpus, model = Rows(places), loud(LOUD)
+    corpus, model = Rows(places), make_loud(LOUD)
     tokens = corpus.sample(None, seq_len=SEQ_LEN, samples=SAMPLES, seed=0, bos=False)
     result, page = examined(model, corpus, tmp_path)
     summary = result.summary
@@ -196,7 +182,7 @@ def test_no_sink(tmp_path):
 
 
 def test_a_learned_token_in_front(tmp_path):
-    model = loud(operation={"name": "sink_token"})
+    model = make_loud(operation={"name": "sink_token"})
     with torch.no_grad():
         model.front_tokens.weight[0, :2] = 1.0
     corpus = Rows()
