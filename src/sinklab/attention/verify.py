@@ -121,8 +121,8 @@ def verify_statistics(call: AttentionCall, statistics: Statistics) -> None:
     if statistics.null_mass is not None:
         total = total + statistics.null_mass.double().masked_fill(~call.counted[:, None], 0.0).sum(-1)
     queries = call.counted.sum(-1, dtype=torch.float64)[:, None]
-    # Half precision rounds every weight, each by at most half a unit in its last place; the sum of a row then by as much. Scores
-    # and a log-sum-exp of them are rounded in proportion to their size, which is in the thousands in layer 0 of Qwen2.5-Coder.
+    # Half precision rounds every weight, each by at most half a unit in its last place; the sum of a row then by as much.
+    # Scores and a log-sum-exp of them are rounded in proportion to their size, above 1,000 in layer 0 of Qwen2.5-Coder.
     allowed = 64 * torch.finfo(call.queries.dtype).eps * queries.clamp_min(1.0)
     if statistics.log_sum_exp is not None:
         sizes = statistics.log_sum_exp.abs().masked_fill(statistics.log_sum_exp.isinf(), 0.0)
