@@ -30,7 +30,7 @@ NEEDS: dict[str, str] = {
     "learned query a head, a block a key",
     "gated_heads": "update_layer is called with the heads behind a gate of the model's own, of modules that have one",
 }
-"""What a probe may ask for; what no probe of a session asks for is never computed."""
+"""What a probe may ask for; what neither a probe of a session nor its proof asks for is never computed."""
 
 
 class Probe(abc.ABC):
