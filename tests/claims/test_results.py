@@ -19,7 +19,7 @@ from sinklab.errors import ConfigurationError, InputError, UnknownNameError
 from sinklab.registry import claims
 from sinklab.results.run import Result
 from sinklab.results.sections import to_json
-from sinklab_claims.contract.claim import base_config
+from sinklab_claims.contract.claim import RECORDED, base_config
 from sinklab_claims.reproduce import on_trainings
 from sinklab_claims.reproduce.claims import stated
 from sinklab_claims.reproduce.reproduce import chosen
@@ -251,7 +251,7 @@ class TestClaims:
         assert [row["name"] for row in rows] == claims.names()
         for row in rows:
             assert {"name", "source", "scale", "verdict", "effect", "interval", "seeds", "statement", "cost"} <= set(row)
-            assert row["scale"] == "tiny"
+            assert row["scale"] in RECORDED
 
     def test_the_verdict_is_that_of_the_folder(self, tmp_path):
         write_claim(tmp_path / "mine" / "tiny" / NAME, parts=PARTS[:1])
@@ -271,7 +271,6 @@ class TestClaims:
         assert (row["verdict"], row["base"], row["seeds"]) == (None, None, [])
         assert (row["other_base"]["verdict"], row["other_base"]["base"]) == ("reproduced", "bos")
         printed = " ".join(run(*asked).stdout.split())
-        assert "at small not run yet" in printed
         assert "small, with BOS reproduced −30.5 [" in printed
         assert "with BOS: reproduced" in " ".join(run("claims", "--results", "mine", "--scale", "small").stdout.split())
         write_claim(tmp_path / "mine" / "small" / "learning_rate", parts=PARTS[:1], scale="small", base="no-bos")
@@ -287,6 +286,17 @@ class TestClaims:
         assert "shibatch/tiny1m" in printed
         (row,) = json.loads(run("claims", "learning_rate", "--scale", "checkpoint", "--json").stdout)
         assert (row["cost"], row["verdict"]) == (None, "not applicable")
+
+    def test_the_strongest_evidence_gives_the_verdict_and_all_of_it_stands_on_the_page(self, tmp_path):
+        for scale in ("tiny", "small", "medium"):
+            write_claim(tmp_path / "mine" / scale / NAME, parts=PARTS[:1], scale=scale)
+        (row,) = json.loads(run("claims", NAME, "--results", "mine", "--json").stdout)
+        assert row["scale"] == "medium"
+        printed = run("claims", NAME, "--results", "mine").stdout
+        assert printed.rindex("at medium") < printed.rindex("at small") < printed.rindex("at tiny")
+        assert printed.count(PARTS[0].says) == 3
+        only = run("claims", NAME, "--results", "mine", "--scale", "small").stdout
+        assert only.count(PARTS[0].says) == 1
 
     def test_a_paper_shows_its_numbers_beside_ours_real_models_first(self):
         printed = run("claims", "--paper", "gu2024").stdout

@@ -47,7 +47,7 @@ def claims(
     *,
     paper: str | None = None,
     published: float | None = None,
-    scale: str = "tiny",
+    scale: str | None = None,
     results: Path | None = None,
 ) -> Listing:
     """List published statements about sinks that can be run, with source, cost and last verdict.
@@ -58,7 +58,8 @@ def claims(
         names: Names of claims; by default all. A single one is shown in full.
         paper: Only those of a paper, such as gu2024.
         published: Only those whose source has this number, such as 92.47.
-        scale: Scale of cost and verdict: tiny, small, medium; or checkpoint, for models as they are.
+        scale: Scale of cost and verdict: tiny, small, medium; or checkpoint, for models as they are. By default of each claim
+            that of the strongest evidence, models that others trained before those of this package.
         results: Output directory of 'sinklab reproduce'; by default sinklab-claims if it has results, else those of the
             package.
 
@@ -69,9 +70,10 @@ def claims(
         sinklab claims --published 92.47
         sinklab reproduce repeated_token_laws  (to run one)
     """
-    from sinklab_claims.reproduce.show import show_claim, show_claims, show_paper
+    from sinklab_claims.reproduce.show import ORDER, show_claims, show_paper
 
-    check_word(scale, RECORDED, "scale")
+    if scale is not None:
+        check_word(scale, RECORDED, "scale")
     listed = [stated(name) for name in names or registered]
     if paper is not None:
         check_paper(paper)
@@ -81,15 +83,18 @@ def claims(
         listed = [claim for claim in listed if _has_number(claim, published)]
         if not listed:
             raise UnknownNameError(f"no claim of these has the published number {published:g}; see: sinklab claims --json")
-    found = [row for row in every if row["scale"] == scale]
-    own = {row["name"]: row for row in found if _is_own(row)}
-    other = {row["name"]: row for row in found if not _is_own(row)}
-    rows = [_row(claim, own.get(claim.name), other.get(claim.name), scale) for claim in listed]
-    if names is not None and len(rows) == 1:
-        return Listing(rows, lambda rows: show_claim(rows[0], where))
-    if paper is not None or published is not None:
+    every = [row for row in every if scale in (None, row["scale"])]
+    rows = []
+    for claim in listed:
+        of_claim = [row for row in every if row["name"] == claim.name]
+        known = {row["scale"] for row in of_claim if _is_own(row)}
+        smallest = next((at for at in reversed(ORDER) if at in claim.costs), CHECKPOINT)
+        best = scale or next((at for at in ORDER if at in known), smallest)
+        found = {_is_own(row): row for row in of_claim if row["scale"] == best}
+        rows.append(_row(claim, found.get(True), found.get(False), best))
+    if paper is not None or published is not None or (names is not None and len(rows) == 1):
         return Listing(rows, lambda rows: show_paper(rows, every, where))
-    return Listing(rows, lambda rows: show_claims(rows, scale, where))
+    return Listing(rows, lambda rows: show_claims(rows, where))
 
 
 def claim_called(name: str) -> Claim:

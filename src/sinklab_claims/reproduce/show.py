@@ -103,18 +103,16 @@ def _parts_of(claim: ClaimFound) -> Iterator[Block]:
         yield Grid([headings[index] for index in keep], [[row[index] for index in keep] for row in rows], text=6)
 
 
-def show_claims(rows: Sequence[Mapping[str, Any]], scale: str, where: str) -> Iterator[Block]:
-    """Every claim on a line: source, cost, last verdict with the kind of evidence, and statement."""
+def show_claims(rows: Sequence[Mapping[str, Any]], where: str) -> Iterator[Block]:
+    """Every claim on a line: source, scale with its cost, last verdict with the kind of evidence, and statement."""
     table = []
     for row in rows:
         other = row["other_base"]
         verdict = _looked(row["verdict"] or "not run yet", row.get("looks", 1))
         verdict += "" if other is None else f"; {ROWS[other['base']]}: {other['verdict']}"
-        table.append([row["name"], row["source"], row["cost"], verdict, row["evidence"] or "", row["statement"]])
-    yield Grid(("claim", "source", "cost", "verdict", "evidence", "statement"), table, text=6)
-    yield Say(
-        f"{counted(len(rows), 'claim')}; cost and verdict at scale {scale}. One in full: `sinklab claims NAME`", small=True
-    )
+        table.append([row["name"], row["source"], row["scale"], row["cost"], verdict, row["evidence"] or "", row["statement"]])
+    yield Grid(("claim", "source", "scale", "cost", "verdict", "evidence", "statement"), table, text=7)
+    yield Say(f"{counted(len(rows), 'claim')}. One in full, with every part: `sinklab claims NAME`", small=True)
     if any(row["other_base"] for row in rows):
         yield Say("A verdict is on the base of the claim's source; behind it stands that on the other one.", small=True)
     kinds = [f"{kind}, {words}" for kind, words in EVIDENCE.items() if any(row["evidence"] == kind for row in rows)]
@@ -127,8 +125,8 @@ ORDER = (CHECKPOINT, "medium", "small", "tiny")
 
 
 def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]], where: str) -> Iterator[Block]:
-    """Claim by claim of a paper, those that models of others answer first: its table beside ours, and every part with what is
-    published of it and what was found.
+    """Claims in full, those that models of others answer first: verdicts, the table of the paper beside ours, and every part
+    with what is published of it and what was found.
 
     Args:
         rows: of the claims.
@@ -139,13 +137,13 @@ def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str,
     for row in sorted(rows, key=lambda row: row["name"] not in answered):
         yield Heading(row["name"])
         yield Say(row["statement"])
-        yield Facts([("published", f"{row['published']} ({row['reference']})")])
-        found = {(result["scale"], result["base"]): result for result in results if result["name"] == row["name"]}
+        newest = {(result["scale"], result["base"]): result for result in results if result["name"] == row["name"]}
+        found = {_place(newest[at]): newest[at] for at in sorted(newest, key=lambda at: ORDER.index(at[0]))}
+        costs = ", ".join(f"{cost} at {scale}" for scale, cost in row["costs"].items())
+        verdicts = [(place, _found(result)) for place, result in found.items()]
+        yield Facts([("published", f"{row['published']} ({row['reference']})"), ("cost", costs), *verdicts])
         models = [
-            model
-            for (scale, _), result in found.items()
-            for model in result.get("models", ())
-            if scale == CHECKPOINT and model["verdict"] != "not applicable"
+            model for result in found.values() for model in result.get("models", ()) if model["verdict"] != "not applicable"
         ]
         table = published().get(row["name"], {}).get("table")
         if table and (counted := [model for model in models if model.get("numbers")]):
@@ -158,16 +156,19 @@ def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str,
             yield Grid(("", *table["models"], *(f"{model['name']}, here" for model in counted)), lines)
         yield from _by_layer(models)
         measured = [(model["name"], model) for model in models]
-        measured += [
-            (scale if base is None else f"{scale}, {ROWS[base]}", result)
-            for scale, base in sorted(found, key=lambda at: ORDER.index(at[0]))
-            if (result := found[scale, base])["scale"] != CHECKPOINT
-        ]
+        measured += [(place, result) for place, result in found.items() if not result.get("models")]
         effects = published_effects().get(row["name"], {})
         lines = [
-            [name, part["says"], part["expected"], _plain(effects.get(part["effect"])), _effect_of(part), part["verdict"]]
+            [
+                "" if at else name,
+                part["says"],
+                part["expected"],
+                _plain(effects.get(part["effect"])),
+                _effect_of(part),
+                part["verdict"],
+            ]
             for name, result in measured
-            for part in result.get("parts", ())
+            for at, part in enumerate(result.get("parts", ()))
         ]
         if lines:
             of = published().get(row["name"], {}).get("of", "")
@@ -196,29 +197,16 @@ def _effect_of(part: Mapping[str, Any]) -> str:
     return effect_words(part["mean"], part["interval"], part["unit"])
 
 
-def show_claim(row: Mapping[str, Any], where: str) -> Iterator[Block]:
-    """One claim in full."""
-    yield Heading(row["name"])
-    yield Say(row["statement"])
-    facts = [
-        ("source", row["reference"]),
-        ("published", row["published"]),
-        ("cost", ", ".join(f"{cost} at {scale}" for scale, cost in row["costs"].items())),
-        (f"at {row['scale']}", _found(row)),
-    ]
-    if (other := row["other_base"]) is not None:
-        facts.append((f"{other['scale']}, {ROWS[other['base']]}", _found(other)))
-    for model in row.get("models", ()):
-        words = model["reason"] or effect_words(model["effect"], model["interval"], model["unit"])
-        facts.append((model["name"], f"{model['verdict']}  {words}"))
-    yield Facts(facts)
-    yield Say(f"Verdicts from {where}.", small=True)
+def _place(result: Mapping[str, Any]) -> str:
+    """Where a verdict is from."""
+    if result.get("models"):
+        return f"at {CHECKPOINT}"
+    return f"at {result['scale']}" if result["base"] is None else f"{result['scale']}, {ROWS[result['base']]}"
 
 
 def _found(row: Mapping[str, Any]) -> str:
-    """The verdict, the effect, and on how many seeds of what these rest."""
-    if not row["seeds"]:
-        return row["verdict"] or "not run yet"
+    """The verdict, the effect, and on how many seeds of what these rest; the models that others trained by name."""
     effect = effect_words(row["effect"], row["interval"], row["unit"])
     verdict = _looked(row["verdict"], row.get("looks", 1))
-    return f"{verdict}  {effect}  ({counted(len(row['seeds']), 'seed')}; evidence: {row['evidence']})"
+    of = [f"{model['name']}: {model['verdict']}" for model in row.get("models", ()) if model["verdict"] != "not applicable"]
+    return f"{verdict}  {effect}  ({'; '.join(of) or counted(len(row['seeds']), 'seed')}; evidence: {row['evidence']})"
