@@ -160,13 +160,13 @@ def test_the_effect_is_that_of_the_part_that_decides(tmp_path):
     assert (record.verdict, record.reason) == ("in part", "'what nobody measured': inconclusive")
     assert summary_of(record)["verdict"] == "in part (2 of 3)"
     assert deciding_part(record.parts, record.verdict).says == "what nobody measured"
-    record = write_claim(tmp_path / "tiny" / "two", parts=PARTS[:2])
+    record, shown = write_claim(tmp_path / "tiny" / "two", parts=PARTS[:2]), ("says", "effect", "expected")
     assert summary_of(record) == {
         "name": "two", "source": "gu2024", "scale": "tiny", "base": None, "looks": 1, "verdict": "reproduced", "effect": -30.5,
         "interval": list(record.parts[0].interval), "unit": "points", "seeds": [0, 1, 2],
         "evidence": "toy", "created": "2026-01-01T00:00:00+00:00", "hardware": "cpu, made up, 2 cores",
         "parts": [
-            {name: to_json(part)[name] for name in ("says", "effect", "expected", "mean", "interval", "unit", "verdict")}
+            {name: to_json(part)[name] for name in (*shown, "mean", "interval", "unit", "verdict", "secondary")}
             for part in record.parts
         ],
     }  # fmt: skip

@@ -139,9 +139,10 @@ def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str,
         yield Say(row["statement"])
         newest = {(result["scale"], result["base"]): result for result in results if result["name"] == row["name"]}
         found = {_place(newest[at]): newest[at] for at in sorted(newest, key=lambda at: ORDER.index(at[0]))}
-        costs = ", ".join(f"{cost} at {scale}" for scale, cost in row["costs"].items())
-        verdicts = [(place, _found(result)) for place, result in found.items()]
-        yield Facts([("published", f"{row['published']} ({row['reference']})"), ("cost", costs), *verdicts])
+        facts = [("published", f"{row['published']} ({row['reference']})")]
+        facts += [("", f"numbers by part: {of}")] if (of := published().get(row["name"], {}).get("of")) else []
+        facts.append(("cost", ", ".join(f"{cost} at {scale}" for scale, cost in row["costs"].items())))
+        yield Facts([*facts, *((place, _found(result)) for place, result in found.items())])
         models = [
             model for result in found.values() for model in result.get("models", ()) if model["verdict"] != "not applicable"
         ]
@@ -161,7 +162,7 @@ def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str,
         lines = [
             [
                 "" if at else name,
-                part["says"],
+                part["says"] + " (secondary)" * part["secondary"],
                 part["expected"],
                 _plain(effects.get(part["effect"])),
                 _effect_of(part),
@@ -171,8 +172,7 @@ def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str,
             for at, part in enumerate(result.get("parts", ()))
         ]
         if lines:
-            of = published().get(row["name"], {}).get("of", "")
-            yield Grid(("found in", "part", "claimed", f"published {of}".strip(), "here, 95 %", "verdict"), lines, text=3)
+            yield Grid(("found in", "part", "claimed", "published", "here, 95 %", "verdict"), lines, text=3)
         else:
             yield Say("Not run yet.")
     yield Say(f"Verdicts from {where}.", small=True)

@@ -246,7 +246,9 @@ def summary_of(found: ClaimFound) -> dict[str, Any]:
 
 
 def _brief(part: PartFound) -> dict[str, Any]:
-    return {name: to_json(part)[name] for name in ("says", "effect", "expected", "mean", "interval", "unit", "verdict")}
+    return {
+        name: to_json(part)[name] for name in ("says", "effect", "expected", "mean", "interval", "unit", "verdict", "secondary")
+    }
 
 
 def evidence_of(found: ClaimFound) -> Evidence:
