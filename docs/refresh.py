@@ -86,7 +86,43 @@ def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-PARTS: dict[str, Callable[[], str]] = {"columns": columns, "headline": headline, "paths": paths}
+DECODERS = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "SmolLM2-135M",
+    "google/gemma-3-270m": "Gemma 3 270M",
+    "Qwen/Qwen2.5-Coder-0.5B": "Qwen2.5-Coder 0.5B",
+}
+
+
+def decoders() -> str:
+    """What the claims find on each of the real language models, from ``results/checkpoint.json``."""
+    from sinklab_claims.reproduce.show import effect_words
+    from sinklab_claims.verdict.records import PartFound, published, read_results
+
+    def cell(part: PartFound | None) -> str:
+        if part is None or part.mean is None:
+            return "–"
+        mark = {"reproduced": "✓", "agrees with the proof": "✓", "inconclusive": "·"}.get(part.verdict, "✗")
+        return f"{mark} {effect_words(part.mean, part.interval, None)}"
+
+    rows = []
+    for claim in sorted(
+        (kept.record for kept in read_results(ROOT / "results") if kept.record.models), key=lambda of: of.claim
+    ):
+        of = {
+            model.name: [part for part in model.parts if not part.secondary] for model in claim.models if model.name in DECODERS
+        }
+        theirs, name = published().get(claim.claim, {}), f"`{claim.claim}`"
+        for at, part in enumerate(next((parts for parts in of.values() if parts), ())):
+            says = part.says.removesuffix(" with baseline").rstrip(",")
+            unit = "" if part.unit == "ratio" else f" {part.unit}"
+            number = theirs.get("effects", {}).get(part.effect)
+            source = "–" if number is None else f"{number:g} ({theirs['of']})"
+            cells = [cell(of[model][at] if of.get(model) else None) for model in DECODERS]
+            rows.append((name if at == 0 else "", says, f"{part.expected}{unit}", source, *cells))
+    return table(("claim", "part", "claimed", "published", *DECODERS.values()), rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {"columns": columns, "headline": headline, "paths": paths, "decoders": decoders}
 
 
 WRITTEN = {"sweep": "make sweep"}
