@@ -70,7 +70,7 @@ def claims(
         sinklab claims --published 92.47
         sinklab reproduce repeated_token_laws  (to run one)
     """
-    from sinklab_claims.reproduce.show import ORDER, show_claims, show_paper
+    from sinklab_claims.reproduce.show import ORDER, show_claims, show_paper, weakness
 
     if scale is not None:
         check_word(scale, RECORDED, "scale")
@@ -87,9 +87,8 @@ def claims(
     rows = []
     for claim in listed:
         of_claim = [row for row in every if row["name"] == claim.name]
-        known = {row["scale"] for row in of_claim if _is_own(row)}
         smallest = next((at for at in reversed(ORDER) if at in claim.costs), CHECKPOINT)
-        best = scale or next((at for at in ORDER if at in known), smallest)
+        best = scale or min(filter(_is_own, of_claim), key=weakness, default={"scale": smallest})["scale"]
         found = {_is_own(row): row for row in of_claim if row["scale"] == best}
         rows.append(_row(claim, found.get(True), found.get(False), best))
     if paper is not None or published is not None or (names is not None and len(rows) == 1):

@@ -110,8 +110,9 @@ def show_claims(rows: Sequence[Mapping[str, Any]], where: str) -> Iterator[Block
         other = row["other_base"]
         verdict = _looked(row["verdict"] or "not run yet", row.get("looks", 1))
         verdict += "" if other is None else f"; {ROWS[other['base']]}: {other['verdict']}"
-        table.append([row["name"], row["source"], row["scale"], row["cost"], verdict, row["evidence"] or "", row["statement"]])
-    yield Grid(("claim", "source", "scale", "cost", "verdict", "evidence", "statement"), table, text=7)
+        cost = f"{row['cost']} at {row['scale']}" if row["cost"] else row["scale"]
+        table.append([row["name"], row["source"], cost, verdict, row["evidence"] or "", row["statement"]])
+    yield Grid(("claim", "source", "cost", "verdict", "evidence", "statement"), table, text=6)
     yield Say(f"{counted(len(rows), 'claim')}. One in full, with every part: `sinklab claims NAME`", small=True)
     if any(row["other_base"] for row in rows):
         yield Say("A verdict is on the base of the claim's source; behind it stands that on the other one.", small=True)
@@ -122,6 +123,11 @@ def show_claims(rows: Sequence[Mapping[str, Any]], where: str) -> Iterator[Block
 
 ORDER = (CHECKPOINT, "medium", "small", "tiny")
 """Of evidence: models that others trained, then trainings of ours on natural text, then on a synthetic language."""
+
+
+def weakness(row: Mapping[str, Any]) -> tuple[int, bool, int]:
+    """Orders results of a claim, the strongest evidence first; of one kind a verdict is before none."""
+    return -list(EVIDENCE).index(row["evidence"]), row["verdict"] == "inconclusive", ORDER.index(row["scale"])
 
 
 def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]], where: str) -> Iterator[Block]:
