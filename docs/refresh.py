@@ -116,10 +116,10 @@ def decoders() -> str:
             says = part.says.removesuffix(" with baseline").rstrip(",")
             unit = "" if part.unit == "ratio" else f" {part.unit}"
             number = theirs.get("effects", {}).get(part.effect)
-            source = "–" if number is None else f"{number:g} ({theirs['of']})"
+            source = "" if number is None else f"; {number:g} ({theirs['of']})"
             cells = [cell(of[model][at] if of.get(model) else None) for model in DECODERS]
-            rows.append((name if at == 0 else "", says, f"{part.expected}{unit}", source, *cells))
-    return table(("claim", "part", "claimed", "published", *DECODERS.values()), rows)
+            rows.append((name if at == 0 else "", says, f"{part.expected}{unit}{source}", *cells))
+    return table(("claim", "part", "claimed; published", *DECODERS.values()), rows)
 
 
 PARTS: dict[str, Callable[[], str]] = {"columns": columns, "headline": headline, "paths": paths, "decoders": decoders}
