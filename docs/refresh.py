@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sinklab.cli.catalogue import DEFINITIONS as DEFINITIONS_FILE
@@ -80,7 +80,7 @@ def paths() -> str:
     return table(("path", "what it is"), [(f"`{name}`", meaning) for name, meaning in PATHS.items()])
 
 
-def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A table of Markdown."""
     lines = [headings, ("---",) * len(headings), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

@@ -160,8 +160,8 @@ def convert(gguf: Path, folder: Path) -> None:
 
     quiet_libraries()
     loaded = load_model(gguf)
-    loaded.model.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
+    for part in filter(None, (loaded.model, loaded.tokenizer)):
+        part.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -137,9 +137,7 @@ def prepare(recipe: Recipe) -> None:
     documents = [path.read_text(encoding="utf-8", errors="replace") for path in corpus.files("train")]
     tokenizer = train_bpe(documents[::8], recipe.vocab_size)
     tokenizer.save_pretrained(BUILD / "tokenizer")
-    pieces = [
-        np.append(piece.ids, [tokenizer.eos_token_id] * piece.last).astype(np.uint16) for piece in encode(tokenizer, documents)
-    ]
+    pieces = [np.append(ids, tokenizer.eos_token_id).astype(np.uint16) for ids, _ in encode(tokenizer, documents)]
     tokens = np.concatenate(pieces)
     np.save(BUILD / "tokens.npy", tokens)
     identity = {
