@@ -270,20 +270,15 @@ class TestClaims:
         (row,) = json.loads(run(*asked, "--json").stdout)
         assert (row["verdict"], row["base"], row["seeds"]) == (None, None, [])
         assert (row["other_base"]["verdict"], row["other_base"]["base"]) == ("reproduced", "bos")
-        printed = " ".join(run(*asked).stdout.split())
-        assert "small, with BOS reproduced −30.5 [" in printed
+        assert "small, with BOS reproduced −30.5 [" in " ".join(run(*asked).stdout.split())
         assert "BOS:" in run("claims", "--results", "mine", "--scale", "small").stdout
         write_claim(tmp_path / "mine" / "small" / "learning_rate", parts=PARTS[:1], scale="small", base="no-bos")
         (row,) = json.loads(run(*asked, "--json").stdout)
         assert (row["verdict"], row["base"], row["other_base"]["base"]) == ("reproduced", "no-bos", "bos")
-        (row,) = json.loads(run("claims", NAME, "--json").stdout)
-        assert row["other_base"] is None
 
     def test_of_a_claim_on_checkpoints_every_model_is_shown(self):
         (row,) = json.loads(run("claims", "number_of_sinks", "--scale", "checkpoint", "--json").stdout)
         assert {model["name"]: model["verdict"] for model in row["models"]}["shibatch/tiny1m"] == "reproduced"
-        printed = run("claims", "number_of_sinks", "--scale", "checkpoint").stdout
-        assert "shibatch/tiny1m" in printed
         (row,) = json.loads(run("claims", "learning_rate", "--scale", "checkpoint", "--json").stdout)
         assert (row["cost"], row["verdict"]) == (None, "not applicable")
 
@@ -295,8 +290,7 @@ class TestClaims:
         printed = run("claims", NAME, "--results", "mine").stdout
         assert printed.rindex("at medium") < printed.rindex("at small") < printed.rindex("at tiny")
         assert printed.count(PARTS[0].says) == 3
-        only = run("claims", NAME, "--results", "mine", "--scale", "small").stdout
-        assert only.count(PARTS[0].says) == 1
+        assert run("claims", NAME, "--results", "mine", "--scale", "small").stdout.count(PARTS[0].says) == 1
 
     def test_a_paper_shows_its_numbers_beside_ours_real_models_first(self):
         printed = run("claims", "--paper", "gu2024").stdout
