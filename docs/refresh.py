@@ -125,6 +125,19 @@ def decoders() -> str:
 PARTS: dict[str, Callable[[], str]] = {"columns": columns, "headline": headline, "paths": paths, "decoders": decoders}
 
 
+KEPT = ROOT / "src" / "sinklab_claims" / "record.json"
+
+
+def results() -> str:
+    """What ``results`` holds, as it comes with the package: a line for each, the fields of ``sinklab claims --json``."""
+    from sinklab_claims.reproduce.show import ORDER
+    from sinklab_claims.verdict.records import read_results, summary_of
+
+    rows = [summary_of(kept.record) for kept in read_results(ROOT / "results")]
+    rows.sort(key=lambda row: (-ORDER.index(row["scale"]), row["name"], row["base"] or ""))
+    return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
+
+
 WRITTEN = {"sweep": "make sweep"}
 """Parts that a long run has written, and its command."""
 
@@ -159,8 +172,11 @@ if __name__ == "__main__":
     summaries = {
         name: dataclasses.replace(command, text="").summary for name, command in find_commands().items() if name in COMMANDS
     }
-    for path, known in ((DEFINITIONS_FILE, definitions()), (SUMMARIES, summaries)):
-        kept = json.dumps(known, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    derived = {
+        path: json.dumps(known, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        for path, known in ((DEFINITIONS_FILE, definitions()), (SUMMARIES, summaries))
+    }
+    for path, kept in (derived | {KEPT: results()}).items():
         if not path.is_file() or path.read_text(encoding="utf-8") != kept:
             path.write_text(kept, encoding="utf-8")
             print(f"refreshed {path.relative_to(ROOT)}")

@@ -166,7 +166,7 @@ def test_the_effect_is_that_of_the_part_that_decides(tmp_path):
         "interval": list(record.parts[0].interval), "unit": "points", "seeds": [0, 1, 2],
         "evidence": "toy", "created": "2026-01-01T00:00:00+00:00", "hardware": "cpu, made up, 2 cores",
         "parts": [
-            {name: to_json(part)[name] for name in (*shown, "mean", "interval", "unit", "verdict", "secondary")}
+            {name: to_json(part)[name] for name in (*shown, "mean", "interval", "unit", "verdict", "secondary")} | {"n": 3}
             for part in record.parts
         ],
     }  # fmt: skip
@@ -262,7 +262,7 @@ class TestClaims:
         printed = run("claims", NAME, "--results", "mine").stdout
         assert "reproduced  −30.5 [" in printed
         assert "points  (3 seeds; evidence: toy)" in printed
-        assert printed.endswith("Verdicts from mine.\n")
+        assert printed.endswith("n: seeds, or draws of texts. Verdicts from mine.\n")
 
     def test_what_was_found_on_the_other_base_stands_below_and_is_not_the_verdict(self, tmp_path):
         write_claim(tmp_path / "mine" / "small-bos" / "learning_rate", parts=PARTS[:1], scale="small", base="bos")

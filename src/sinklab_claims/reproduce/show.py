@@ -171,17 +171,18 @@ def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str,
                 part["says"] + " (secondary)" * part["secondary"],
                 part["expected"],
                 _plain(effects.get(part["effect"])),
-                _effect_of(part),
+                effect_words(part["mean"], part["interval"], part["unit"]),
+                part["n"],
                 part["verdict"],
             ]
             for name, result in measured
             for at, part in enumerate(result.get("parts", ()))
         ]
         if lines:
-            yield Grid(("found in", "part", "claimed", "published", "here, 95 %", "verdict"), lines, text=3)
+            yield Grid(("found in", "part", "claimed", "published", "here, 95 %", "n", "verdict"), lines, text=3)
         else:
             yield Say("Not run yet.")
-    yield Say(f"Verdicts from {where}.", small=True)
+    yield Say(f"n: seeds, or draws of texts. Verdicts from {where}.", small=True)
 
 
 def _by_layer(models: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
@@ -197,10 +198,6 @@ def _by_layer(models: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
 def _plain(value: float | None) -> str | None:
     """As it is published, not rounded."""
     return None if value is None else f"{value:g}"
-
-
-def _effect_of(part: Mapping[str, Any]) -> str:
-    return effect_words(part["mean"], part["interval"], part["unit"])
 
 
 def _place(result: Mapping[str, Any]) -> str:

@@ -246,9 +246,8 @@ def summary_of(found: ClaimFound) -> dict[str, Any]:
 
 
 def _brief(part: PartFound) -> dict[str, Any]:
-    return {
-        name: to_json(part)[name] for name in ("says", "effect", "expected", "mean", "interval", "unit", "verdict", "secondary")
-    }
+    names = ("says", "effect", "expected", "mean", "interval", "unit", "verdict", "secondary")
+    return {name: to_json(part)[name] for name in names} | {"n": sum(value is not None for value in part.by_seed.values())}
 
 
 def evidence_of(found: ClaimFound) -> Evidence:
