@@ -182,6 +182,10 @@ def show_paper(rows: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str,
             yield Grid(("found in", "part", "claimed", "published", "here, 95 %", "n", "verdict"), lines, text=3)
         else:
             yield Say("Not run yet.")
+        silent = {of["name"]: of["reason"] for result in found.values() for of in result.get("models", ()) if of not in models}
+        why = [(name, of["reason"]) for name, of in measured if of["verdict"] in ("inconclusive", "not tested at this scale")]
+        if unsaid := [*why, *silent.items()]:
+            yield Facts(unsaid)
     yield Say(f"n: seeds, or draws of texts. Verdicts from {where}.", small=True)
 
 

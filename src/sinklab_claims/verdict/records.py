@@ -235,7 +235,7 @@ def _verdict(found: ClaimFound) -> dict[str, Any]:
 def summary_of(found: ClaimFound) -> dict[str, Any]:
     """A record in the fields of ``sinklab claims --json``; the effect is that of :func:`deciding_part`."""
     row = {**_verdict(found), "evidence": evidence_of(found), "created": found.created, "hardware": hardware_of(found)}
-    row["parts"] = [_brief(part) for part in found.parts]
+    row |= {"reason": found.reason, "parts": [_brief(part) for part in found.parts]}
     of_model = ("name", "revision", "text", "reason", "effect", "interval", "unit", "numbers")
     models = [
         {name: to_json(model)[name] for name in of_model}
