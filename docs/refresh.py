@@ -163,7 +163,7 @@ def is_tested(found: ClaimFound) -> bool:
 
 def verdicts() -> str:
     """How many results have each verdict, by kind of evidence."""
-    counts = Counter(
+    counts = Counter[tuple[str, str]](
         (SYMBOLS[evidence_of(found)] + " other base" * is_other(found), found.verdict if is_tested(found) else "not tested")
         for found in kept()
         if found.verdict != PROVED
@@ -178,7 +178,7 @@ def verdicts() -> str:
 
 def verdicts_by_model() -> str:
     """The same of each model by itself, over draws of texts, and of what is proved."""
-    counts = Counter((model.name, model.verdict) for found in kept() for model in answered(found))
+    counts = Counter[tuple[str, str]]((model.name, model.verdict) for found in kept() for model in answered(found))
     names = dict.fromkeys((*DECODERS, *sorted(name for name, _ in counts)))
     lines = [(f"◇ `{name}`", *(str(counts[name, verdict]) for verdict in VERDICTS)) for name in names]
     return table(("one model", *VERDICTS), lines)
