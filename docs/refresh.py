@@ -34,6 +34,7 @@ from sinklab_claims.verdict.records import (
     read_results,
     summary_of,
 )
+from sinklab_claims.verdict.rule import SEEDS
 
 ROOT = Path(__file__).parents[1]
 PYPI = ROOT / "PYPI.md"
@@ -132,8 +133,8 @@ def decoders() -> str:
         theirs, name = published().get(claim.claim, {}), f"`{claim.claim}`"
         for at, part in enumerate(next((parts for parts in of.values() if parts), ())):
             unit = "" if part.unit == "ratio" else f" {part.unit}"
-            number = theirs.get("effects", {}).get(part.effect)
-            source = "" if number is None else f"; {number:g} ({theirs['of']})"
+            value = theirs.get("effects", {}).get(part.effect)
+            source = "" if value is None else f"; {value:g} ({theirs['of']})"
             cells = [cell(of[model][at] if of.get(model) else None) for model in DECODERS]
             rows.append((name if at == 0 else "", said(part), f"{part.expected}{unit}{source}", *cells))
     return table(("claim", "part", "claimed; published", *DECODERS.values()), rows)
@@ -142,8 +143,6 @@ def decoders() -> str:
 SYMBOLS = {"checkpoint": "◆", "natural": "■", "toy": "●"}
 PROVED, UNTESTED = "agrees with the proof", ("not tested at this scale", "not applicable")
 VERDICTS = ("reproduced", "in part", "not reproduced", "inconclusive")
-SEVERAL = 3
-"""Models that a verdict about models in general needs."""
 
 
 def is_other(found: ClaimFound) -> bool:
@@ -158,7 +157,7 @@ def answered(found: ClaimFound) -> list[ModelFound]:
 
 def is_tested(found: ClaimFound) -> bool:
     """Whether there is a verdict: what is presupposed holds, over models for several."""
-    return found.verdict not in UNTESTED and (not found.models or len(answered(found)) >= SEVERAL)
+    return found.verdict not in UNTESTED and (not found.models or len(answered(found)) >= SEEDS)
 
 
 def verdicts() -> str:
@@ -177,7 +176,7 @@ def verdicts() -> str:
 
 
 def verdicts_by_model() -> str:
-    """The same of each model by itself, over draws of texts, and of what is proved."""
+    """The same of each model by itself, over draws of texts."""
     counts = Counter[tuple[str, str]]((model.name, model.verdict) for found in kept() for model in answered(found))
     names = dict.fromkeys((*DECODERS, *sorted(name for name, _ in counts)))
     lines = [(f"◇ `{name}`", *(str(counts[name, verdict]) for verdict in VERDICTS)) for name in names]
@@ -246,8 +245,9 @@ def numbers_of(claim: str, part: PartFound) -> tuple[str, str, str]:
 def proofs() -> str:
     """What is proved, and where it was checked."""
     where: dict[str, list[str]] = {}
+    proved = {found.claim for found in kept() if found.verdict == PROVED}
     for found in kept():
-        if any(of.verdict == PROVED for of in kept() if of.claim == found.claim):
+        if found.claim in proved:
             place = f"{len(answered(found))} models" if found.models else f"`{found.scale}`"
             where.setdefault(found.claim, []).append(f"{SYMBOLS[evidence_of(found)]} {place}: {found.verdict}")
     return "\n".join(f"- `{claim}`: {', '.join(places)}" for claim, places in where.items())
@@ -258,7 +258,7 @@ def untested() -> str:
     where: dict[str, list[str]] = {}
     for found in kept():
         if not is_tested(found):
-            few = f", fewer than {SEVERAL} models" if found.models else ""
+            few = f", fewer than {SEEDS} models" if found.models else ""
             where.setdefault(SYMBOLS[evidence_of(found)] + few, []).append(f"`{found.claim}`")
     return "\n".join(f"- {kind}: {', '.join(dict.fromkeys(claims))}" for kind, claims in sorted(where.items()))
 
@@ -285,7 +285,7 @@ KEPT = ROOT / "src" / "sinklab_claims" / "record.json"
 
 def results() -> str:
     """What ``results`` holds, as it comes with the package: a line for each, the fields of ``sinklab claims --json``."""
-    rows = [summary_of(kept.record) for kept in read_results(ROOT / "results")]
+    rows = [summary_of(found) for found in kept()]
     rows.sort(key=lambda row: (-ORDER.index(row["scale"]), row["name"], row["base"] or ""))
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
 
